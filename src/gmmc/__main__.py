@@ -1,0 +1,3 @@
+from gmmc.cli import main
+
+main()

@@ -1,0 +1,156 @@
+"""The command line: parses, then calls one function. Heavy imports wait until a command needs them."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from gmmc.errors import Diverged, InputError
+
+app = typer.Typer(
+    help="Generative max-Mahalanobis classifiers: train, sample, evaluate, predict.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder or a model.safetensors file.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def example(command: str) -> str:
+    return f"Example: {command}"
+
+
+@app.command(
+    epilog=example("gmmc train recipes/digits.toml train.seed=1 generative.epochs=40 --out runs/seed1")
+)
+def train(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A TOML file, or the name of a shipped recipe.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe, e.g. train.beta=0."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder; default: runs/ and the recipe's name.")
+    ] = None,
+) -> None:
+    """Train a model. Run the same command again to go on after an interruption."""
+    from gmmc import config
+    from gmmc.train import train
+
+    cfg = config.load(recipe, overrides or [])
+    out = out or Path("runs") / Path(recipe).stem
+    model = train(cfg, out)
+    print(f"{out / 'model.safetensors'}: gamma2 = {model.head.gamma2.item():.4g}")
+    print(f"Next: gmmc evaluate {out}   or   gmmc sample {out}")
+
+
+@app.command(epilog=example("gmmc evaluate runs/demo accuracy"))
+def evaluate(
+    run: Run,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="accuracy, samples; default: all.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Measure a finished run on its test images; writes results.json and pictures into the run folder."""
+    from gmmc.commands import evaluate_run
+
+    for name, result in evaluate_run(run, names or [], device).items():
+        print_result(name, result, Path(run))
+    print(f"\nAll of it: {Path(run) / 'results.json'}")
+
+
+@app.command(epilog=example("gmmc sample runs/demo --label 3 --number 20 --seed 100 --out threes"))
+def sample(
+    run: Run,
+    number: Annotated[int, typer.Option("--number", "-n", help="How many images.", min=1)] = 100,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="A class, by name; repeat for several. Default: drawn from the priors."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the first image; the next has seed + 1.", min=0)] = 0,
+    steps: Annotated[int | None, typer.Option(help="Sampler steps; default: the model's own.", min=1)] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the pictures; default: samples/ in the run.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Draw images from noise: one PNG each and all of them in grid.png."""
+    from gmmc import runs
+    from gmmc.commands import draw_to_folder
+    from gmmc.models import pick_device
+
+    model = runs.load(run, pick_device(device))
+    if out is None:
+        out = (Path(run) if Path(run).is_dir() else Path(run).parent) / "samples"
+    grid = draw_to_folder(model, out, number=number, class_names=label or [], seed=seed, steps=steps)
+    print(f"{number} images in {out}; all at once: {grid}")
+
+
+@app.command(epilog=example("gmmc predict runs/demo runs/demo/samples/*.png --json"))
+def predict(
+    run: Run,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per image.")] = False,
+    resize: Annotated[
+        bool, typer.Option(help="Resize images of another size instead of refusing them.")
+    ] = False,
+    device: Device = "auto",
+) -> None:
+    """Name the class of images, how sure the model is, and how likely it finds each image: log p(x)."""
+    from gmmc import runs
+    from gmmc.commands import predict_files
+    from gmmc.models import pick_device
+
+    rows = predict_files(runs.load(run, pick_device(device)), images, resize=resize)
+    if as_json:
+        for row in rows:
+            print(json.dumps(row, ensure_ascii=False))
+        return
+    width = max(len(row["image"]) for row in rows)
+    print(f"{'image':<{width}}  {'class':>12}  {'confidence':>10}  {'log density':>12}")
+    for row in rows:
+        print(
+            f"{row['image']:<{width}}  {row['class']:>12}  {row['confidence']:>10.4f}  {row['log_density']:>12.2f}"
+        )
+
+
+def print_result(name: str, result, folder: Path) -> None:
+    print(f"\n{name}")
+    for key, value in result.values.items():
+        print(f"  {key:<20} {value:.4g}")
+    for flag in result.flags:
+        print(f"  ! {flag}")
+    for path in result.pictures:
+        print(f"  picture: {folder / path}")
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Every failure a user can cause ends in one line on standard error and exit status 2."""
+    try:
+        status = app(arguments, standalone_mode=False)
+    except (InputError, Diverged) as error:
+        fail(error, 2 if isinstance(error, InputError) else 1)
+    except KeyboardInterrupt as error:
+        fail(error if error.args else "interrupted", 130)
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else error, 2)
+    except Exception as error:
+        # typer's usage errors: a wrong option, a missing argument
+        if not hasattr(error, "format_message"):
+            raise
+        command = getattr(getattr(error, "ctx", None), "command_path", "gmmc")
+        fail(f"{error.format_message()} (see {command} --help)", 2)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def fail(message: object, status: int) -> NoReturn:
+    print(f"gmmc: {message}", file=sys.stderr)
+    sys.exit(status)

@@ -1,0 +1,81 @@
+"""What the commands do with a trained model and files. The command line parses and prints; this works."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gmmc import data as data_sources
+from gmmc import evaluations, pictures, runs
+from gmmc.data.files import read_image
+from gmmc.errors import InputError
+from gmmc.evaluations import Result
+from gmmc.models import Classifier, pick_device
+from gmmc.progress import Progress
+
+GRID_COLUMNS = 10
+
+
+def evaluate_run(run: str, names: Sequence[str], device: str) -> dict[str, Result]:
+    """Measure a finished run on its own data; results.json and pictures go into its folder."""
+    folder = runs.RunFolder(run)
+    if not folder.path.is_dir():
+        raise InputError(f"RUN must be a run folder, got {run!r}")
+    model = runs.load(run, pick_device(device))
+    data = data_sources.load(model.cfg.data, model.cfg.train.seed)
+    results = evaluations.evaluate(model, data, names, model.cfg.evaluate)
+    for result in results.values():
+        for path, picture in result.pictures.items():
+            runs.write_atomic(folder.path / path, pictures.png(picture))
+    folder.save_results({name: result.entry() for name, result in results.items()})
+    return results
+
+
+def draw_to_folder(
+    model: Classifier, out: Path, *, number: int, class_names: Sequence[str], seed: int, steps: int | None
+) -> Path:
+    """`number` fresh images as PNG files named by class and seed; gives the path of their grid.
+
+    With class names, the images go through them in turn; without, classes are drawn from the priors.
+    """
+    if class_names:
+        chosen = [class_index(model, name) for name in class_names]
+        labels = torch.tensor([chosen[i % len(chosen)] for i in range(number)])
+    else:
+        labels = model.sample_labels(number, seed)
+    make_folder(out)
+    with Progress("sampling", number) as bar:
+        images = model.sample(number, labels, seed, steps=steps, on_progress=bar.update)
+    for i, image in enumerate(images):
+        name = f"{model.class_names[labels[i]].replace('/', '_')}_seed{seed + i:06d}.png"
+        runs.write_atomic(out / name, pictures.png(pictures.to_image(image)))
+    grid = out / "grid.png"
+    runs.write_atomic(grid, pictures.png(pictures.grid(images, min(GRID_COLUMNS, number))))
+    return grid
+
+
+def predict_files(model: Classifier, paths: Sequence[Path], *, resize: bool) -> list[dict[str, Any]]:
+    """Class, confidence and log density of each image file. No answer is given if one file cannot be read."""
+    images = torch.stack([read_image(path, model.shape, resize=resize) for path in paths])
+    logits = model.logits(images)
+    probabilities = logits.softmax(-1)
+    confidence, label = probabilities.max(-1)
+    rows = zip(paths, label.tolist(), confidence.tolist(), logits.logsumexp(-1).tolist(), strict=True)
+    return [
+        {"image": str(path), "class": model.class_names[y], "confidence": p, "log_density": density}
+        for path, y, p, density in rows
+    ]
+
+
+def class_index(model: Classifier, name: str) -> int:
+    if name not in model.class_names:
+        raise InputError(f"--label must be one of {', '.join(model.class_names)}, got {name!r}")
+    return model.class_names.index(name)
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write to --out {path}: {error.strerror}") from None

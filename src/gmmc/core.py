@@ -1,0 +1,85 @@
+"""The mathematics of the paper as pure functions of tensors.
+
+Training, sampler and metrics use the *unit energy* ½‖φ(x) − μ_y‖² (γ = 1). γ² enters only where a
+probability is wanted: logits, log density and posterior.
+"""
+
+import torch
+from torch import Tensor
+
+from gmmc.errors import InputError
+
+
+def simplex_means(
+    num_classes: int, dim: int, scale: float = 10.0, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The pre-designed means μ of Algorithm 2, one row per class, computed in float64.
+
+    ‖μ_y‖ = scale and all pairs are equiangular: ⟨μ_i, μ_j⟩ = −scale²/(C−1). The paper fills row i
+    coordinate by coordinate; coordinate j is the same for every row i > j, so a column is filled at once.
+    """
+    if num_classes < 2:
+        raise InputError(f"equiangular means need num_classes >= 2, got num_classes={num_classes}")
+    if dim < num_classes - 1:
+        raise InputError(f"{num_classes} equiangular means need dim >= {num_classes - 1}, got dim={dim}")
+    if not 0 < scale < float("inf"):
+        raise InputError(f"the norm of the means must be positive and finite, got scale={scale}")
+
+    others = num_classes - 1
+    means = torch.zeros(num_classes, dim, dtype=torch.float64)
+    for j in range(others):
+        means[j, j] = (1 - means[j] @ means[j]).sqrt()
+        means[j + 1 :, j] = -(1 + means[j + 1 :] @ means[j] * others) / (means[j, j] * others)
+    return (scale * means).to(dtype)
+
+
+def unit_energy(features: Tensor, target: Tensor) -> Tensor:
+    """½‖φ − z‖² per sample, by the direct difference in float32 or better (Eq. 8 with γ = 1)."""
+    difference = _full_precision(features) - _full_precision(target)
+    return 0.5 * difference.square().sum(-1)
+
+
+def unit_energies(features: Tensor, means: Tensor) -> Tensor:
+    """½‖φ − μ_y‖² for every class: (B, d) and (C, d) give (B, C)."""
+    return unit_energy(features.unsqueeze(-2), means)
+
+
+def mahalanobis_logits(unit_energies: Tensor, gamma2: Tensor | float, priors: Tensor) -> Tensor:
+    """logit_y = −‖φ − μ_y‖²/2γ² + log(C·π_y), so that E(x, y) = −logit_y  (Eq. 4).
+
+    With the paper's uniform priors the last term is zero.
+    """
+    return -unit_energies / gamma2 + (priors * priors.numel()).log()
+
+
+def energy(logits: Tensor, labels: Tensor) -> Tensor:
+    """E(x, y) = −logit_y  (Eq. 4)."""
+    return -logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def log_density(logits: Tensor) -> Tensor:
+    """log p(x) + constant = −E(x) = logsumexp_y logit_y, never log(exp(·))."""
+    return logits.logsumexp(-1)
+
+
+def log_posterior(logits: Tensor) -> Tensor:
+    """log p(y|x)  (Eq. 11)."""
+    return logits.log_softmax(-1)
+
+
+def estimate_gamma2(true_class_energies: Tensor, dim: int) -> float:
+    """γ² = (1/dN) Σ_i ‖φ(x_i) − μ_{y_i}‖², from the unit energies ½‖φ(x_i) − μ_{y_i}‖²."""
+    if true_class_energies.numel() == 0:
+        raise InputError("gamma2 needs at least one energy, got none")
+    return 2 * true_class_energies.double().mean().item() / dim
+
+
+def labels_at(quantiles: Tensor, priors: Tensor) -> Tensor:
+    """The class in which each quantile in [0, 1) falls: uniform quantiles give y′ ~ π."""
+    edges = priors.double().cumsum(0)
+    return torch.bucketize(quantiles.double(), edges[:-1], right=True)
+
+
+def _full_precision(x: Tensor) -> Tensor:
+    """Half-precision squares lose a tenth of a small energy; float64 is kept (gradient checks)."""
+    return x if x.dtype == torch.float64 else x.float()

@@ -1,0 +1,40 @@
+"""Single image files."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from gmmc.errors import InputError
+from gmmc.pixels import Shape
+
+SAFE_MODES = ("1", "L", "P", "RGB")  # 8 bits or fewer per channel, nothing transparent
+
+
+def read_image(path: str | Path, shape: Shape, *, resize: bool = False) -> Tensor:
+    """An image file → uint8 (channels, height, width) of the wanted shape; grey and colour are converted."""
+    channels, height, width = shape
+    try:
+        with Image.open(path) as image:
+            if image.mode not in SAFE_MODES or "transparency" in image.info:
+                raise InputError(
+                    f"{path} must be 8-bit grey or RGB without transparency, got mode {image.mode}"
+                )
+            picture = image.convert("L" if channels == 1 else "RGB")
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"no image file {str(path)!r}") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(f"cannot read {path} as an image: {error}") from None
+    if picture.size != (width, height):
+        if not resize:
+            got = f"{picture.size[0]}×{picture.size[1]}"
+            raise InputError(
+                f"{path} must be {width}×{height} pixels like the training images, got {got}; or pass --resize"
+            )
+        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+    array = np.asarray(picture).reshape(height, width, channels)
+    return torch.from_numpy(array.copy()).permute(2, 0, 1)

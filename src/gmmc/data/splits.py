@@ -1,0 +1,84 @@
+"""Labelled images in memory, checked when they are made."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gmmc.errors import InputError
+from gmmc.pixels import Shape
+from gmmc.randomness import generator
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """uint8 images (N, channels, height, width) and their classes (N,)."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self):
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+            raise InputError(
+                "images must be uint8 of the shape (N, channels, height, width), "
+                f"got {self.images.dtype} of the shape {tuple(self.images.shape)}"
+            )
+        if self.labels.dtype != torch.int64 or tuple(self.labels.shape) != (len(self.images),):
+            raise InputError(
+                f"labels must be {len(self.images)} whole numbers (int64), one per image, "
+                f"got {self.labels.dtype} of the shape {tuple(self.labels.shape)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index) -> "LabelledImages":
+        return LabelledImages(self.images[index], self.labels[index])
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Train on `train`, choose on `valid`, report on `test`."""
+
+    train: LabelledImages
+    valid: LabelledImages
+    test: LabelledImages
+    class_names: Sequence[str]
+
+    def __post_init__(self):
+        count = len(self.class_names)
+        if len(self.train) == 0:
+            raise InputError("the training data must hold at least one image, got none")
+        for name in ("train", "valid", "test"):
+            part: LabelledImages = getattr(self, name)
+            if len(part) and tuple(part.images.shape[1:]) != self.shape:
+                raise InputError(
+                    f"{name} images must be {self.shape} like train, got {tuple(part.images.shape[1:])}"
+                )
+            if len(part) and not (0 <= part.labels.min() and part.labels.max() < count):
+                low, high = part.labels.min().item(), part.labels.max().item()
+                raise InputError(f"{name} labels must lie in 0..{count - 1}, got {low}..{high}")
+        missing = [self.class_names[i] for i in (self.class_counts == 0).nonzero().flatten().tolist()]
+        if missing:
+            raise InputError(f"every class needs a training image, got none for {', '.join(missing)}")
+
+    @property
+    def shape(self) -> Shape:
+        return self.train.images.shape[1], self.train.images.shape[2], self.train.images.shape[3]
+
+    @property
+    def class_counts(self) -> Tensor:
+        return self.train.labels.bincount(minlength=len(self.class_names))
+
+
+def hold_out(data: LabelledImages, share: float, seed: int) -> tuple[LabelledImages, LabelledImages]:
+    """(the rest, the share held out), the latter with its due part of every class."""
+    order = torch.randperm(len(data), generator=generator(seed, "hold out"))
+    by_class = order[data.labels[order].argsort(stable=True)]
+    held = torch.zeros(len(data), dtype=torch.bool)
+    # Every (1/share)-th image of the shuffled, class-sorted list: each class gives its share, ±1.
+    count = round(share * len(data))
+    if count:
+        held[by_class[(torch.arange(count) * len(data)) // count]] = True
+    return data[~held], data[held]

@@ -1,0 +1,38 @@
+"""Evaluations: one module each, all `evaluate(model, data, cfg) -> Result`. A new one is a module and a line here.
+
+`accuracy` takes any module of images in [0, 1] → logits; those that draw need a model with `sample`.
+"""
+
+from collections.abc import Callable, Iterable
+
+from torch import nn
+
+from gmmc.config import EvaluateConfig
+from gmmc.data import Dataset
+from gmmc.errors import InputError
+from gmmc.evaluations import accuracy, samples
+from gmmc.evaluations.result import Result
+
+EVALUATIONS: dict[str, Callable[[nn.Module, Dataset, EvaluateConfig], Result]] = {
+    "accuracy": accuracy.evaluate,
+    "samples": samples.evaluate,
+}
+NEED_SAMPLES = {"samples"}
+
+
+def evaluate(
+    model: nn.Module, data: Dataset, names: Iterable[str] = (), cfg: EvaluateConfig | None = None
+) -> dict[str, Result]:
+    """Run the named evaluations, or all that the model allows."""
+    chosen = list(names) or [
+        name for name in EVALUATIONS if name not in NEED_SAMPLES or hasattr(model, "sample")
+    ]
+    for name in chosen:
+        if name not in EVALUATIONS:
+            raise InputError(f"unknown evaluation {name!r}; known are {', '.join(EVALUATIONS)}")
+        if name in NEED_SAMPLES and not hasattr(model, "sample"):
+            raise InputError(f"evaluation {name!r} needs a model that can sample, got {type(model).__name__}")
+    return {name: EVALUATIONS[name](model, data, cfg or EvaluateConfig()) for name in chosen}
+
+
+__all__ = ["EVALUATIONS", "Result", "evaluate"]

@@ -1,0 +1,85 @@
+"""Are the samples what they claim to be, and are they different from each other?
+
+A judge that never saw the model, a support vector machine trained on the real images, says which class each
+sample shows. Diversity is the mean distance between samples of a class, relative to real images of it.
+"""
+
+import numpy as np
+import torch
+from sklearn.svm import SVC
+from torch import Tensor
+
+from gmmc.config import EvaluateConfig
+from gmmc.data import Dataset, LabelledImages
+from gmmc.evaluations.result import Result, conditions
+from gmmc.models import Classifier
+from gmmc.pictures import grid
+from gmmc.pixels import to_signed, to_uint8, to_unit
+from gmmc.progress import Progress
+from gmmc.randomness import generator
+
+JUDGE_IMAGES = 10_000  # an SVM's time grows with the square of this
+GRID_COLUMNS = 10
+
+
+def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
+    classes = len(data.class_names)
+    labels = torch.arange(cfg.samples) % classes
+    with Progress("sampling", cfg.samples) as bar:
+        images = model.sample(cfg.samples, labels, cfg.seed, on_progress=bar.update).cpu()
+    generated = LabelledImages(to_uint8(images), labels)
+
+    real = data.train[torch.randperm(len(data.train), generator=generator(cfg.seed, "judge"))[:JUDGE_IMAGES]]
+    judge = SVC().fit(pixel_vectors(real), real.labels.numpy())
+    verdicts = torch.from_numpy(judge.predict(pixel_vectors(generated)))
+    agrees = verdicts == labels
+    diversity = within_class_distance(generated, classes) / within_class_distance(real, classes)
+    values = {
+        "svc_agreement": agrees.double().mean().item(),
+        "svc_test_accuracy": float(judge.score(pixel_vectors(data.test), data.test.labels.numpy())),
+        "diversity": diversity,
+    }
+    rows = min(GRID_COLUMNS, cfg.samples // classes)
+    return Result(
+        values=values,
+        curves={
+            "svc_agreement_per_class": [agrees[labels == y].double().mean().item() for y in range(classes)]
+        },
+        pictures={"samples/by_class.png": grid(by_class(images, classes, rows), rows, data.class_names)},
+        flags=doubts(values),
+        conditions=conditions(
+            model,
+            samples=cfg.samples,
+            selection="none",
+            start="uniform noise, not the buffer",
+            seeds=f"{cfg.seed}..{cfg.seed + cfg.samples - 1}",
+            steps=model.cfg.sample.steps,
+            sampler=model.cfg.sampler.name,
+            alpha=model.cfg.sampler.alpha,
+            judge=f"SVC (RBF) on {len(real)} real training images, pixels",
+        ),
+    )
+
+
+def doubts(values: dict[str, float]) -> list[str]:
+    flags = []
+    if values["svc_test_accuracy"] < 0.9:
+        flags.append("the judge itself is weak on real test images: read svc_agreement with care")
+    if values["diversity"] < 0.5:
+        flags.append("samples of a class are much more alike than real images: prototypes")
+    return flags
+
+
+def pixel_vectors(data: LabelledImages) -> np.ndarray:
+    return to_unit(to_signed(data.images)).flatten(1).numpy()
+
+
+def within_class_distance(data: LabelledImages, classes: int) -> float:
+    """Mean over the classes of the mean Euclidean distance between two images of a class, pixels in [0, 1]."""
+    pixels = torch.from_numpy(pixel_vectors(data))
+    return torch.stack([torch.pdist(pixels[data.labels == y]).mean() for y in range(classes)]).mean().item()
+
+
+def by_class(images: Tensor, classes: int, count: int) -> Tensor:
+    """The first `count` of each class, class by class; labels run 0, 1, …, C−1, 0, 1, …"""
+    return images[: count * classes].unflatten(0, (count, classes)).transpose(0, 1).flatten(0, 1)

@@ -1,0 +1,166 @@
+"""A classifier is images → logits; a head turns features into logits, and so into energies."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gmmc import core
+from gmmc.backbones import build_backbone
+from gmmc.config import Config
+from gmmc.errors import InputError
+from gmmc.pixels import Shape, as_batch, to_signed, to_unit
+from gmmc.sampling import SAMPLERS, SeededNoise, descend
+
+# Chains run in padded blocks of a fixed size, so that an image is the same to the last bit whether it is
+# drawn alone or among a thousand; a GPU wants larger blocks than a CPU.
+BLOCK = {"cpu": 32, "cuda": 256}
+PREDICT_BATCH = 256
+
+
+class MMCHead(nn.Module):
+    """Fixed equiangular means (Alg. 2); γ² and the class priors are estimates, stored beside them."""
+
+    means: Tensor
+    priors: Tensor
+    gamma2: Tensor
+
+    def __init__(self, num_classes: int, dim: int, scale: float, priors: Tensor | None = None):
+        super().__init__()
+        uniform = torch.full((num_classes,), 1 / num_classes)
+        self.register_buffer("means", core.simplex_means(num_classes, dim, scale))
+        self.register_buffer("priors", uniform if priors is None else priors.float())
+        self.register_buffer("gamma2", torch.ones(()))
+
+    def unit_energy(self, features: Tensor, labels: Tensor) -> Tensor:
+        """½‖φ − μ_y‖²: what training descends; γ² has no part in it."""
+        return core.unit_energy(features, self.means[labels])
+
+    def forward(self, features: Tensor) -> Tensor:
+        """−‖φ − μ_y‖²/2γ² for every class  (Eq. 4)."""
+        return core.mahalanobis_logits(core.unit_energies(features, self.means), self.gamma2, self.priors)
+
+
+class Classifier(nn.Module):
+    """φ and a head. Takes images as uint8 or [0, 1]; what it gives back follows from the logits alone."""
+
+    def __init__(self, cfg: Config, shape: Shape, class_names: Sequence[str], priors: Tensor | None = None):
+        super().__init__()
+        self.cfg = cfg
+        self.shape = shape
+        self.class_names = tuple(class_names)
+        self.backbone = build_backbone(cfg.model.backbone, shape, cfg.model.dim)
+        with torch.no_grad():
+            self.dim = self.backbone(torch.zeros(1, *shape)).shape[1]
+        self.head = MMCHead(len(self.class_names), self.dim, cfg.model.scale, priors)
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.means.device
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images in [0, 1] → logits, differentiable: what attacks and other tools call."""
+        return self.head(self.backbone(to_signed(images)))
+
+    # --- asking ---
+
+    def logits(self, images) -> Tensor:
+        """Logits of any number of images: arrays or tensors, uint8 or [0, 1]."""
+        return batched_logits(self, as_batch(images, self.shape))
+
+    def predict_log_proba(self, images) -> Tensor:
+        """log p(y|x)  (Eq. 11)."""
+        return core.log_posterior(self.logits(images))
+
+    def predict_proba(self, images) -> Tensor:
+        """p(y|x)  (Eq. 11)."""
+        return self.predict_log_proba(images).exp()
+
+    def predict(self, images) -> Tensor:
+        """The most probable class, as an index into `class_names`."""
+        return self.logits(images).argmax(-1)
+
+    def energy(self, images, labels) -> Tensor:
+        """E(x, y) = ‖φ(x) − μ_y‖²/2γ²  (Eq. 4)."""
+        return core.energy(self.logits(images), self.label_tensor(labels).to(self.device))
+
+    def log_density(self, images) -> Tensor:
+        """log p(x) up to the constant −log Z."""
+        return core.log_density(self.logits(images))
+
+    # --- drawing ---
+
+    def sample(
+        self,
+        n: int,
+        labels: Sequence[int] | Tensor | None = None,
+        seed: int = 0,
+        *,
+        steps: int | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """n fresh chains from noise → images in [0, 1]. Image i is the one of seed + i, whatever n is.
+
+        Without labels, y′ is drawn from the priors, see `sample_labels`.
+        """
+        if n < 0:
+            raise InputError(f"the number of samples must be at least 0, got {n}")
+        if seed < 0:
+            raise InputError(f"seed must be at least 0, got {seed}")
+        y = self.sample_labels(n, seed) if labels is None else self.label_tensor(labels)
+        if len(y) != n:
+            raise InputError(f"labels must name a class for each of the {n} samples, got {len(y)}")
+        steps = self.cfg.sample.steps if steps is None else steps
+        if steps < 1:
+            raise InputError(f"steps must be at least 1, got {steps}")
+        block = BLOCK.get(self.device.type, 32)
+        images = []
+        for first in range(0, n, block):
+            part = y[first : first + block]
+            padded = torch.cat([part, part[-1:].expand(block - len(part))])
+            images.append(self._chains(padded, seed + first, steps)[: len(part)])
+            if on_progress:
+                on_progress(first + len(part))
+        return torch.cat(images) if images else torch.empty(0, *self.shape, device=self.device)
+
+    def sample_labels(self, n: int, seed: int = 0) -> Tensor:
+        """The classes that `sample(n, seed=seed)` draws from the priors."""
+        quantiles = SeededNoise.quantiles_of(range(seed, seed + n))
+        return core.labels_at(quantiles, self.head.priors.cpu())
+
+    def _chains(self, labels: Tensor, first_seed: int, steps: int) -> Tensor:
+        seeds = range(first_seed, first_seed + len(labels))
+        noise = SeededNoise(seeds, shape=self.shape, dim=self.dim, steps=steps, device=self.device)
+        means = self.head.means[labels.to(self.device)]
+        sampler = self.cfg.sampler
+        energy_at = SAMPLERS[sampler.name](self.backbone, means, noise, sampler.target_std)
+        return to_unit(descend(energy_at, noise.start, steps=steps, alpha=sampler.alpha))
+
+    def label_tensor(self, labels) -> Tensor:
+        """Class indices as a checked tensor."""
+        y = torch.as_tensor(labels, dtype=torch.int64)
+        count = len(self.class_names)
+        if y.numel() and not (0 <= y.min() and y.max() < count):
+            raise InputError(f"labels must lie in 0..{count - 1}, got {y.min().item()}..{y.max().item()}")
+        return y
+
+
+@torch.inference_mode()
+def batched_logits(module: nn.Module, images: Tensor) -> Tensor:
+    """Logits of any module that takes images in [0, 1], a batch at a time on the module's device."""
+    device = next(module.parameters()).device
+    unit = (to_unit(to_signed(part.to(device))) for part in images.split(PREDICT_BATCH))
+    return torch.cat([module(part) for part in unit])
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(0, device=device)
+    except (RuntimeError, AssertionError):
+        raise InputError(
+            f"device must be auto or a device of this machine (cpu, cuda), got {name!r}"
+        ) from None
+    return device

@@ -1,0 +1,43 @@
+"""Images for people to look at."""
+
+import io
+from collections.abc import Sequence
+
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from gmmc.pixels import to_uint8
+
+TILE = 48  # small images are enlarged to about this many pixels
+GAP = 2
+
+
+def to_image(image: Tensor) -> Image.Image:
+    """One image in [0, 1], (channels, height, width)."""
+    array = to_uint8(image).permute(1, 2, 0).cpu().numpy()
+    return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+
+
+def grid(images: Tensor, columns: int, row_names: Sequence[str] = ()) -> Image.Image:
+    """Images in [0, 1] in rows, each pixel enlarged by a whole number so that 8×8 can be seen."""
+    rows = -(-len(images) // columns)
+    zoom = max(1, TILE // images.shape[-1])
+    height, width = images.shape[-2] * zoom, images.shape[-1] * zoom
+    font = ImageFont.load_default(size=16)
+    margin = max((int(font.getlength(name)) + 12 for name in row_names), default=0)
+    size = (margin + columns * (width + GAP) + GAP, rows * (height + GAP) + GAP)
+    canvas = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(canvas)
+    for row, name in enumerate(row_names):
+        middle = row * (height + GAP) + GAP + height / 2
+        draw.text((margin - 8, middle), name, fill="black", font=font, anchor="rm")
+    for i, image in enumerate(images):
+        tile = to_image(image).resize((width, height), Image.Resampling.NEAREST)
+        canvas.paste(tile, (margin + GAP + i % columns * (width + GAP), GAP + i // columns * (height + GAP)))
+    return canvas
+
+
+def png(image: Image.Image) -> bytes:
+    content = io.BytesIO()
+    image.save(content, format="PNG")
+    return content.getvalue()

@@ -1,0 +1,54 @@
+"""The only place where pixel ranges are converted.
+
+Users hold uint8 or [0, 1]; batches, buffer and sampler hold [−1, 1].
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gmmc.errors import InputError
+
+Shape = tuple[int, int, int]  # channels, height, width
+
+
+def to_signed(images: Tensor) -> Tensor:
+    """uint8 or [0, 1] → float32 in [−1, 1]."""
+    unit = images.float() / 255 if images.dtype == torch.uint8 else images.float()
+    return unit * 2 - 1
+
+
+def to_unit(signed: Tensor) -> Tensor:
+    """[−1, 1] → float32 in [0, 1]."""
+    return (signed.float() + 1) / 2
+
+
+def to_uint8(unit: Tensor) -> Tensor:
+    """[0, 1] → uint8, as image files store it."""
+    return (unit * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def as_batch(images, shape: Shape) -> Tensor:
+    """What a user calls images → a (N, channels, height, width) tensor of uint8 or [0, 1].
+
+    Takes arrays and tensors, channels first or last; the channel axis may be missing when there is one.
+    """
+    batch = images if isinstance(images, Tensor) else torch.from_numpy(np.ascontiguousarray(images))
+    channels, height, width = shape
+    if channels == 1 and tuple(batch.shape[1:]) == (height, width):
+        batch = batch.unsqueeze(1)
+    elif tuple(batch.shape[1:]) == (height, width, channels) and tuple(batch.shape[1:]) != shape:
+        batch = batch.permute(0, 3, 1, 2)
+    if batch.ndim != 4 or tuple(batch.shape[1:]) != shape:
+        raise InputError(
+            f"images must have the shape (N, {channels}, {height}, {width}), got {tuple(batch.shape)}"
+        )
+    if batch.dtype == torch.uint8:
+        return batch
+    if not batch.is_floating_point():
+        raise InputError(f"images must be uint8 or floating point in [0, 1], got {batch.dtype}")
+    if batch.numel():
+        low, high = batch.detach().min().item(), batch.detach().max().item()
+        if not (low >= 0 and high <= 1):  # also false for NaN
+            raise InputError(f"floating point images must lie in [0, 1], got values from {low:g} to {high:g}")
+    return batch.float()

@@ -1,0 +1,69 @@
+"""Progress for people: a live bar on a terminal, plain lines elsewhere. Both go to standard error."""
+
+import sys
+import time
+from collections import deque
+
+PLAIN_EVERY = 5.0  # seconds between plain lines
+
+
+class Progress:
+    """`with Progress("training", total) as bar: bar.update(done, "real 3.1")`. `total` is in any unit of work."""
+
+    def __init__(self, title: str, total: float):
+        self.title = title
+        self.total = total
+        self._bar = None
+        self._marks: deque[tuple[float, float]] = deque(maxlen=200)  # (time, done): the speed of late
+
+    def __enter__(self) -> "Progress":
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as RichProgress
+
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.percentage:>3.0f}%"),
+                TextColumn("{task.fields[status]}"),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[left]}"),
+            )
+            self._bar = RichProgress(*columns, console=Console(stderr=True, highlight=False))
+            self._bar.start()
+            self._task = self._bar.add_task(self.title, total=self.total, status="", left="")
+        self._last_line = time.monotonic()
+        return self
+
+    def update(self, done: float, status: str = "") -> None:
+        now = time.monotonic()
+        self._marks.append((now, done))
+        if self._bar:
+            self._bar.update(self._task, completed=done, status=status, left=self._left())
+        elif now - self._last_line >= PLAIN_EVERY or done >= self.total:
+            self._last_line = now
+            share = f"{100 * done / self.total:3.0f}%" if self.total else "100%"
+            print(
+                "  ".join(filter(None, [self.title, share, status, self._left()])),
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        if self._bar:
+            self._bar.console.print(line, markup=False, soft_wrap=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def _left(self) -> str:
+        (start, done_then), (now, done) = self._marks[0], self._marks[-1]
+        if done >= self.total or done <= done_then:
+            return ""
+        seconds = round((self.total - done) * (now - start) / (done - done_then))
+        return f"{seconds // 60}:{seconds % 60:02d} left"
+
+    def __exit__(self, *_) -> None:
+        if self._bar:
+            self._bar.stop()

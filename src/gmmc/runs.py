@@ -1,0 +1,263 @@
+"""The run folder: configuration, metrics, weights, resume states, results.
+
+Every file is written whole or not at all, and says when it has been altered since. Nothing is unpickled.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from gmmc import __version__, config
+from gmmc.config import Config
+from gmmc.errors import InputError
+from gmmc.models import Classifier
+
+CONFIG, METRICS, MODEL, RESULTS, RESUME = (
+    "config.toml",
+    "metrics.jsonl",
+    "model.safetensors",
+    "results.json",
+    "resume",
+)
+STATES_KEPT = 2
+
+
+class Damaged(ValueError):
+    """A file that is not what was written."""
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """All of the content or none of it, also after a power cut."""
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def pack(tensors: dict[str, Tensor], info: dict[str, Any]) -> tuple[bytes, str]:
+    """Tensors and JSON → one safetensors file and the hash of its content, which its header holds too."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(info, sort_keys=True)
+    digest = _content_hash(tensors, text)
+    return safetensors.torch.save(tensors, {"info": text, "sha256": digest}), digest
+
+
+def unpack(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """(tensors, info, hash) of a packed file; Damaged when the content is not the one that was hashed."""
+    raw = path.read_bytes()
+    try:
+        tensors = safetensors.torch.load(raw)
+        (length,) = struct.unpack("<Q", raw[:8])
+        header = json.loads(raw[8 : 8 + length])["__metadata__"]
+        text, digest = header["info"], header["sha256"]
+    except (SafetensorError, KeyError, TypeError, ValueError, struct.error) as error:
+        raise Damaged(f"{path} is not a whole gmmc file ({error})") from None
+    if _content_hash(tensors, text) != digest:
+        raise Damaged(f"{path} was altered: its content does not match its hash")
+    return tensors, json.loads(text), digest
+
+
+def _content_hash(tensors: dict[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+# --- a folder that is being trained in ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything of one moment of a training."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    info: dict[str, Any]
+
+
+class RunFolder:
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    @contextmanager
+    def opened_for(self, cfg: Config) -> Iterator[None]:
+        """Create the folder or check that it belongs to the same recipe; hold it against other trainings."""
+        new = not (self.path / CONFIG).exists()
+        if new and self.path.is_dir() and any(entry.name != ".lock" for entry in self.path.iterdir()):
+            raise InputError(f"--out {self.path} holds files but no {CONFIG}; name a new or empty folder")
+        if not new:
+            self._check_same(cfg)
+        try:
+            (self.path / RESUME).mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise InputError(f"cannot write to --out {self.path}: {error.strerror}") from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(
+                    f"another process is training in {self.path}; wait for it or stop it"
+                ) from None
+            if new:
+                write_atomic(self.path / CONFIG, config.to_toml(cfg).encode())
+            yield
+
+    def _check_same(self, cfg: Config) -> None:
+        old = config.from_dict(config.read_toml(self.path / CONFIG))
+        changed = config.differences(old, cfg)
+        if changed:
+            raise InputError(
+                f"{self.path} was made with another configuration ({'; '.join(changed)}); "
+                "give the old values to resume it, or another --out"
+            )
+
+    # resume states
+
+    def save_state(self, state: State) -> None:
+        content, digest = pack(state.tensors, state.info)
+        folder = self.path / RESUME
+        write_atomic(folder / f"step-{state.step:09d}-rank-0-{digest[:16]}.safetensors", content)
+        for old in self._state_files()[STATES_KEPT:]:
+            old.unlink()
+
+    def load_state(self) -> tuple[State | None, list[str]]:
+        """The newest intact state and a line about each damaged one; None for a run that has not begun.
+
+        Damaged files are set aside, not deleted. If nothing intact is left the run is not restarted from
+        zero behind the user's back.
+        """
+        complaints = []
+        for path in self._state_files():
+            try:
+                tensors, info, digest = unpack(path)
+                if not path.stem.endswith(digest[:16]):
+                    raise Damaged(f"{path} was altered: its content does not match its name")
+            except Damaged as error:
+                path.rename(path.with_suffix(".damaged"))
+                complaints.append(str(error))
+                continue
+            return State(int(path.name.split("-")[1]), tensors, info), complaints
+        if complaints or any((self.path / RESUME).glob("*.damaged")) or self.metrics():
+            lines = "; ".join([*complaints, f"no intact state is left in {self.path / RESUME}"])
+            raise InputError(f"{lines}: delete {self.path} to train from the start")
+        return None, []
+
+    def _state_files(self) -> list[Path]:
+        """Newest first."""
+        pattern = re.compile(r"step-\d{9}-rank-0-[0-9a-f]{16}\.safetensors")
+        return sorted((p for p in (self.path / RESUME).iterdir() if pattern.fullmatch(p.name)), reverse=True)
+
+    # metrics
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl; a last line cut short by a kill is left out."""
+        path = self.path / METRICS
+        if not path.exists():
+            return []
+        whole = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+        try:
+            return [json.loads(line) for line in whole]
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path} is damaged: {error}") from None
+
+    def rewind_metrics(self, step: int) -> None:
+        """Forget what was logged after the state that training goes on from."""
+        lines = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
+        write_atomic(self.path / METRICS, "".join(lines).encode())
+
+    # results
+
+    def results(self) -> dict[str, Any]:
+        path = self.path / RESULTS
+        if not path.exists():
+            return {}
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError(f"{path} is damaged: {error}; delete it and evaluate again") from None
+
+    def save_results(self, results: dict[str, Any]) -> None:
+        text = json.dumps({**self.results(), **results}, indent=2, ensure_ascii=False, allow_nan=False)
+        write_atomic(self.path / RESULTS, text.encode() + b"\n")
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+def save_model(path: Path, model: Classifier, step: int) -> None:
+    """Weights, γ², priors and all that is needed to use them, in one file."""
+    info = {
+        "gmmc": __version__,
+        "step": step,
+        "weights": "last",  # of the last update, not averaged
+        "config": config.to_toml(model.cfg),
+        "shape": model.shape,
+        "class_names": model.class_names,
+    }
+    write_atomic(path, pack(model.state_dict(), info)[0])
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> Classifier:
+    """The model of a run folder or of a model.safetensors file."""
+    path = Path(path)
+    file = path / MODEL if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(_no_model(path))
+    try:
+        tensors, info, _ = unpack(file)
+        cfg = config.from_text(info["config"])
+        model = Classifier(cfg, tuple(info["shape"]), info["class_names"])
+        model.load_state_dict(tensors)
+    except Damaged as error:
+        raise InputError(
+            f"{error}; train again, or run `gmmc train` on the same folder to restore it"
+        ) from None
+    except (KeyError, RuntimeError) as error:
+        raise InputError(f"{file} is not a model of this version of gmmc ({error})") from None
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from None
+    return model.to(device).eval()
+
+
+def _no_model(path: Path) -> str:
+    if not path.exists():
+        return f"no run folder or model file {str(path)!r}"
+    if (path / CONFIG).is_file():
+        return f"{path} holds no finished model; run the same `gmmc train` command again to finish it"
+    return f"{path} is not a run folder: it has no {MODEL}"

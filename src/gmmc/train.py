@@ -1,0 +1,368 @@
+"""Training: Algorithm 1 around one dial β(t). β = 0 is discriminative and never touches the sampler."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gmmc import core, objectives, runs
+from gmmc import data as data_sources
+from gmmc.buffer import ReplayBuffer
+from gmmc.config import Config, PhaseConfig
+from gmmc.data import Dataset
+from gmmc.data.augment import augment
+from gmmc.errors import Diverged, InputError
+from gmmc.models import Classifier, pick_device
+from gmmc.pixels import to_signed
+from gmmc.progress import Progress
+from gmmc.randomness import derived_seed, generator
+from gmmc.runs import RunFolder, State
+from gmmc.sampling import SAMPLERS, descend
+
+
+def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifier:
+    """Train in the folder `out`, going on where an earlier call with the same configuration stopped."""
+    device = pick_device(cfg.train.device)
+    data = data or data_sources.load(cfg.data, cfg.train.seed)
+    training = Training(cfg, data, device)
+    folder = RunFolder(out)
+    with folder.opened_for(cfg):
+        finished = load_finished(folder, training.plan)
+        if finished:
+            print(f"{folder.path} is already trained ({training.plan.total} updates)")
+            return finished
+        with Progress("training", training.plan.work(training.plan.total)) as bar, interruptible() as stop:
+            run_updates(training, folder, bar, stop)
+        training.model.head.gamma2.fill_(training.estimate_gamma2())
+        runs.save_model(folder.path / runs.MODEL, training.model, training.step)
+    return training.model.eval()
+
+
+def run_updates(training: "Training", folder: RunFolder, bar: Progress, stop: threading.Event) -> None:
+    """Update until the plan is done, log and save on the way."""
+    cfg, plan = training.cfg.train, training.plan
+    state, complaints = folder.load_state()
+    for complaint in complaints:
+        bar.say(complaint)
+    if state:
+        training.restore(state)
+        folder.rewind_metrics(training.step)
+        bar.say(f"resuming {folder.path} at update {training.step} of {plan.total}")
+    else:
+        folder.save_state(training.state())
+    saved_at = time.monotonic()
+
+    while training.step < plan.total:
+        training.update()
+        step = training.step
+        epoch_done = step % plan.steps_per_epoch == 0
+        if step % cfg.log_every == 0 or epoch_done or step == plan.total:
+            line = training.log_line(with_validation=epoch_done)
+            folder.append_metrics(line)
+            bar.update(plan.work(step), describe(line, plan.total))
+            if step < plan.total and time.monotonic() - saved_at >= cfg.checkpoint_seconds:
+                folder.save_state(training.state())
+                saved_at = time.monotonic()
+        if stop.is_set() and step < plan.total:
+            folder.save_state(training.state())
+            raise KeyboardInterrupt(
+                f"stopped at update {step} of {plan.total}; run the same command to go on"
+            )
+    folder.save_state(training.state())
+
+
+# --- the plan: what happens at which update, a function of the configuration alone -----------------
+
+
+@dataclass(frozen=True)
+class Moment:
+    epoch: int
+    phase: PhaseConfig
+    phase_name: str
+    lr: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    cfg: Config
+    steps_per_epoch: int
+
+    @property
+    def discriminative(self) -> int:
+        return self.cfg.discriminative.epochs * self.steps_per_epoch
+
+    @property
+    def total(self) -> int:
+        return self.discriminative + self.cfg.generative.epochs * self.steps_per_epoch
+
+    @property
+    def samples(self) -> bool:
+        return self.cfg.train.beta > 0 and self.cfg.generative.epochs > 0
+
+    def at(self, step: int) -> Moment:
+        """The moment of update number `step`, counted from 0."""
+        epoch = step // self.steps_per_epoch
+        if step < self.discriminative:
+            phase = self.cfg.discriminative
+            return Moment(epoch, phase, "discriminative", self._lr(phase, step), 0.0)
+        phase, step = self.cfg.generative, step - self.discriminative
+        ramp = self.cfg.train.ramp
+        beta = self.cfg.train.beta * (min(1.0, (step + 1) / ramp) if ramp else 1.0)
+        return Moment(epoch, phase, "generative", self._lr(phase, step), beta)
+
+    def _lr(self, phase: PhaseConfig, step: int) -> float:
+        if phase.schedule == "cosine":
+            return phase.lr * 0.5 * (1 + math.cos(math.pi * step / (phase.epochs * self.steps_per_epoch)))
+        decays = sum(step >= epoch * self.steps_per_epoch for epoch in phase.decay_epochs)
+        return phase.lr * phase.decay**decays
+
+    def work(self, step: int) -> float:
+        """Cost of the first `step` updates: passes forward and back, so that the time left is honest."""
+        generative = max(0, step - self.discriminative)
+        per_update = 2 + 0.7 * self.cfg.sampler.steps if self.samples else 1
+        return step - generative + per_update * generative
+
+
+# --- the state, and the update that moves it ------------------------------------------------------
+
+
+class Training:
+    def __init__(self, cfg: Config, data: Dataset, device: torch.device):
+        check(cfg, data)
+        self.cfg, self.data, self.device = cfg, data, device
+        self.seed = cfg.train.seed
+        self.batch_size = min(cfg.train.batch_size, len(data.train))
+        self.plan = Plan(cfg, len(data.train) // self.batch_size)
+        self.step = 0
+        self.seconds = 0.0
+        self._clock = time.monotonic()
+
+        self.images = data.train.images.to(device)
+        self.labels = data.train.labels.to(device)
+        priors = data.class_counts / len(data.train) if cfg.model.priors == "empirical" else None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derived_seed(self.seed, "weights"))
+            self.model = Classifier(cfg, data.shape, data.class_names, priors).to(device)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=cfg.discriminative.lr)
+        self.meter = Meter(device)
+        self.buffer = None
+        if self.plan.samples:
+            self.buffer = ReplayBuffer(
+                cfg.buffer.size,
+                data.shape,
+                self.model.head.priors,
+                reinit=cfg.buffer.reinit,
+                generator=generator(self.seed, "buffer", device=device),
+            )
+
+    def update(self) -> None:
+        """One turn of Algorithm 1."""
+        now = self.plan.at(self.step)
+        real = self._real_batch(now)
+        sampled = self._sampled_batch() if now.beta > 0 else None
+        outcome = objectives.gmmc(self.model, real, sampled, beta=now.beta, cap=self.cfg.train.cap)
+
+        for group in self.optimizer.param_groups:
+            group["lr"] = now.lr
+        self.optimizer.zero_grad()
+        outcome.loss.backward()
+        if self.cfg.train.clip < math.inf:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.train.clip)
+        self.optimizer.step()
+
+        self.meter.add(outcome)
+        self.step += 1
+
+    def _real_batch(self, now: Moment) -> tuple[Tensor, Tensor]:
+        """(x, y) ~ D: this epoch's order is drawn from the epoch's number; a last partial batch is dropped."""
+        order = torch.randperm(len(self.images), generator=generator(self.seed, "order", now.epoch))
+        first = (self.step % self.plan.steps_per_epoch) * self.batch_size
+        index = order[first : first + self.batch_size].to(self.device)
+        noise = generator(self.seed, "augment", self.step, device=self.device)
+        phase = now.phase
+        x = augment(
+            to_signed(self.images[index]),
+            shift=phase.shift,
+            flip=phase.flip,
+            noise=phase.noise,
+            generator=noise,
+        )
+        return x, self.labels[index]
+
+    def _sampled_batch(self) -> tuple[Tensor, Tensor]:
+        """(x′_τ, y′): chains from the buffer, τ steps further; they go back to it."""
+        assert self.buffer is not None
+        source = generator(self.seed, "chains", self.step, device=self.device)
+        slots, x, y = self.buffer.draw(self.batch_size, source)
+        means = self.model.head.means[y]
+        sampler = self.cfg.sampler
+
+        def noise(_: int) -> Tensor:
+            return torch.randn(means.shape, generator=source, device=self.device)
+
+        energy_at = SAMPLERS[sampler.name](self.model.backbone, means, noise, sampler.target_std)
+        x = descend(energy_at, x, steps=sampler.steps, alpha=sampler.alpha)
+        self.buffer.put(slots, x, y)
+        return x, y
+
+    @torch.no_grad()
+    def estimate_gamma2(self) -> float:
+        """γ² over the training images, as they are (section 3.1)."""
+        energies = [
+            self.model.head.unit_energy(self.model.backbone(to_signed(x)), y)
+            for x, y in zip(self.images.split(256), self.labels.split(256), strict=True)
+        ]
+        gamma2 = core.estimate_gamma2(torch.cat(energies), self.model.dim)
+        if not 0 < gamma2 < math.inf:
+            raise Diverged(f"gamma2 must be positive and finite, got {gamma2}")
+        return gamma2
+
+    def log_line(self, *, with_validation: bool) -> dict:
+        """What happened since the last line. Reads the device once."""
+        now = self.plan.at(self.step - 1)
+        line = {
+            "step": self.step,
+            "epoch": now.epoch + 1,
+            "phase": now.phase_name,
+            "lr": now.lr,
+            "beta": now.beta,
+        }
+        line |= self.meter.read_and_reset()
+        for name in ("real_energy", "sampled_energy"):
+            if not math.isfinite(line.get(name, 0.0)):
+                raise Diverged(
+                    f"training diverged by update {self.step}: {name} is {line[name]}; "
+                    "lower sampler.alpha or the learning rate, or set train.cap and train.clip, in a new --out"
+                )
+        if with_validation and len(self.data.valid):
+            predicted = self.model.predict(self.data.valid.images).cpu()
+            line["valid_accuracy"] = (predicted == self.data.valid.labels).float().mean().item()
+        line["seconds"] = round(self._elapsed(), 3)
+        return line
+
+    def _elapsed(self) -> float:
+        now = time.monotonic()
+        self.seconds += now - self._clock
+        self._clock = now
+        return self.seconds
+
+    def state(self) -> State:
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for index, slots in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{name}": tensor for name, tensor in slots.items()}
+        if self.buffer:
+            tensors |= {f"buffer.{name}": tensor for name, tensor in self.buffer.state_dict().items()}
+        tensors["meter.sums"] = self.meter.sums
+        info = {"seconds": self._elapsed(), "threads": torch.get_num_threads(), "device": str(self.device)}
+        return State(self.step, tensors, info)
+
+    def restore(self, state: State) -> None:
+        torch.set_num_threads(state.info["threads"])  # the bits of a CPU run depend on it
+        self.step = state.step
+        self.seconds = state.info["seconds"]
+        self.model.load_state_dict(_part(state.tensors, "model"))
+        optimizer = self.optimizer.state_dict()
+        for key, tensor in _part(state.tensors, "optimizer").items():
+            index, name = key.split(".")
+            optimizer["state"].setdefault(int(index), {})[name] = tensor
+        self.optimizer.load_state_dict(optimizer)
+        if self.buffer:
+            self.buffer.load_state_dict(_part(state.tensors, "buffer"))
+        self.meter.sums.copy_(state.tensors["meter.sums"])
+
+
+class Meter:
+    """Sums over the updates since the last line, kept on the device: nothing waits for them."""
+
+    def __init__(self, device: torch.device):
+        self.sums = torch.zeros(5, dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(self, outcome: objectives.Outcome) -> None:
+        zero = self.sums.new_zeros(())
+        sampled = outcome.sampled if outcome.sampled is not None else None
+        self.sums += torch.stack(
+            [
+                outcome.real.double().sum(),
+                outcome.correct.double().sum(),
+                zero + len(outcome.real),
+                zero if sampled is None else sampled.double().sum(),
+                zero if sampled is None else zero + len(sampled),
+            ]
+        )
+
+    def read_and_reset(self) -> dict[str, float]:
+        real, correct, count, sampled, sampled_count = self.sums.tolist()
+        self.sums.zero_()
+        line = {"real_energy": real / count, "accuracy": correct / count}
+        if sampled_count:
+            line["sampled_energy"] = sampled / sampled_count
+        return line
+
+
+def _part(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {
+        key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")
+    }
+
+
+# --- around it ------------------------------------------------------------------------------------
+
+
+def check(cfg: Config, data: Dataset) -> None:
+    """What only the data can tell of a recipe."""
+    smallest_side = min(data.shape[1:])
+    for name in ("discriminative", "generative"):
+        shift = getattr(cfg, name).shift
+        if shift >= smallest_side:
+            raise InputError(f"{name}.shift must be less than the image size {smallest_side}, got {shift}")
+
+
+def load_finished(folder: RunFolder, plan: Plan) -> Classifier | None:
+    """The model of a training that had reached its end; None when there is none or it is damaged."""
+    path = folder.path / runs.MODEL
+    try:
+        _, info, _ = runs.unpack(path)
+    except (OSError, runs.Damaged):
+        return None
+    return runs.load(path) if info["step"] == plan.total else None
+
+
+@contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """The first Ctrl-C or SIGTERM lets the update finish and the state be saved; the second is immediate."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def request(number, frame):
+        stop.set()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, old[signum])
+
+    old = {signum: signal.signal(signum, request) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for signum, handler in old.items():
+            signal.signal(signum, handler)
+
+
+def describe(line: dict, total: int) -> str:
+    """A metrics line for people."""
+    parts = [f"update {line['step']}/{total}", f"real {line['real_energy']:.2f}"]
+    if "sampled_energy" in line:
+        parts.append(f"sampled {line['sampled_energy']:.2f}")
+    parts.append(f"accuracy {line['accuracy']:.1%}")
+    if "valid_accuracy" in line:
+        parts.append(f"valid {line['valid_accuracy']:.1%}")
+    return "  ".join(parts)
