@@ -2,12 +2,13 @@
 
 import json
 import sys
+import textwrap
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gmmc.errors import Diverged, InputError
+from gmmc.errors import Diverged, InputError, Interrupted
 
 app = typer.Typer(
     help="Generative max-Mahalanobis classifiers: train, sample, evaluate, predict.",
@@ -34,7 +35,7 @@ def train(
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe, e.g. train.beta=0."),
+        typer.Argument(metavar="KEY=VALUE", help="Changes to the recipe, e.g. train.beta=0."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The run folder; default: runs/ and the recipe's name.")
@@ -53,9 +54,9 @@ def train(
 
 @app.command(epilog=example("gmmc evaluate runs/demo accuracy"))
 def evaluate(
-    run: Run,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder with a finished model.")],
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="accuracy, samples; default: all.")
+        list[str] | None, typer.Argument(metavar="NAME", help="accuracy, samples; default: all.")
     ] = None,
     device: Device = "auto",
 ) -> None:
@@ -94,10 +95,10 @@ def sample(
     print(f"{number} images in {out}; all at once: {grid}")
 
 
-@app.command(epilog=example("gmmc predict runs/demo runs/demo/samples/*.png --json"))
+@app.command(epilog=example("gmmc predict runs/demo digit.png other.png --json"))
 def predict(
     run: Run,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image files.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per image.")] = False,
     resize: Annotated[
         bool, typer.Option(help="Resize images of another size instead of refusing them.")
@@ -114,12 +115,17 @@ def predict(
         for row in rows:
             print(json.dumps(row, ensure_ascii=False))
         return
-    width = max(len(row["image"]) for row in rows)
-    print(f"{'image':<{width}}  {'class':>12}  {'confidence':>10}  {'log density':>12}")
-    for row in rows:
-        print(
-            f"{row['image']:<{width}}  {row['class']:>12}  {row['confidence']:>10.4f}  {row['log_density']:>12.2f}"
-        )
+    print_predictions(rows)
+
+
+def print_predictions(rows: list[dict[str, Any]]) -> None:
+    table = [("image", "class", "confidence", "log density")]
+    table += [
+        (row["image"], row["class"], f"{row['confidence']:.4f}", f"{row['log_density']:.2f}") for row in rows
+    ]
+    image, name, confidence, density = (max(map(len, column)) for column in zip(*table, strict=True))
+    for row in table:
+        print(f"{row[0]:<{image}}  {row[1]:<{name}}  {row[2]:>{confidence}}  {row[3]:>{density}}")
 
 
 def print_result(name: str, result, folder: Path) -> None:
@@ -130,24 +136,29 @@ def print_result(name: str, result, folder: Path) -> None:
         print(f"  ! {flag}")
     for path in result.pictures:
         print(f"  picture: {folder / path}")
+    conditions = ", ".join(f"{key} {value}" for key, value in result.conditions.items())
+    print(textwrap.fill(f"({conditions})", width=100, initial_indent="  ", subsequent_indent="   "))
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
-    """Every failure a user can cause ends in one line on standard error and exit status 2."""
+    """Every failure a user can cause ends in one line on standard error: exit status 2, 1 or 130."""
     try:
         status = app(arguments, standalone_mode=False)
-    except (InputError, Diverged) as error:
-        fail(error, 2 if isinstance(error, InputError) else 1)
-    except KeyboardInterrupt as error:
-        fail(error if error.args else "interrupted", 130)
+    except InputError as error:
+        fail(error, 2)
+    except Diverged as error:
+        fail(error, 1)
+    except Interrupted as error:
+        fail(error, 130)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else error, 2)
     except Exception as error:
-        # typer's usage errors: a wrong option, a missing argument
         if not hasattr(error, "format_message"):
-            raise
-        command = getattr(getattr(error, "ctx", None), "command_path", "gmmc")
-        fail(f"{error.format_message()} (see {command} --help)", 2)
+            raise  # a bug of ours: the traceback is wanted
+        # One of typer's usage errors: a wrong option, a missing argument.
+        usage: Any = error
+        command = usage.ctx.command_path if getattr(usage, "ctx", None) else "gmmc"
+        fail(f"{usage.format_message()} (see {command} --help)", 2)
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -1,9 +1,13 @@
-"""The two ways a command ends badly for a reason worth one line."""
+"""The ways a command ends early for a reason worth one line."""
 
 
 class InputError(ValueError):
-    """The caller asked for something that cannot be done; the message names the argument, the rule and the value."""
+    """What was asked for cannot be done; the message names the argument, the rule and the value."""
 
 
 class Diverged(RuntimeError):
-    """Training left the finite numbers; the last checkpoint on disk is from before."""
+    """Training left the range where it can recover; the last state on disk is from before."""
+
+
+class Interrupted(RuntimeError):
+    """Training was asked to stop, and saved its state."""

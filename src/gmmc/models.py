@@ -140,7 +140,7 @@ class Classifier(nn.Module):
         """Class indices as a checked tensor."""
         y = torch.as_tensor(labels, dtype=torch.int64)
         count = len(self.class_names)
-        if y.numel() and not (0 <= y.min() and y.max() < count):
+        if y.numel() and not (y.min() >= 0 and y.max() < count):
             raise InputError(f"labels must lie in 0..{count - 1}, got {y.min().item()}..{y.max().item()}")
         return y
 

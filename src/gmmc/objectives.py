@@ -22,9 +22,8 @@ def gmmc(
     sampled: tuple[Tensor, Tensor] | None,
     *,
     beta: float,
-    cap: float,
 ) -> Outcome:
-    """mean E(x, y) − β·mean min(E(x′, y′), cap): the gradient of Eq. 5 at β = 0, of Eq. 7 above.
+    """mean E(x, y) − β·mean E(x′, y′): the gradient of Eq. 5 at β = 0, of Eq. 7 above.
 
     Energies are unit energies. The paper divides both by γ², a constant that Adam cancels; α, defined on
     the unit energy, is where the energy's scale is chosen.
@@ -40,7 +39,7 @@ def gmmc(
     features, features_sampled = both[: len(x)], both[len(x) :]
     energies = model.head.unit_energy(features, y)
     sampled_energies = model.head.unit_energy(features_sampled, y_sampled)
-    loss = energies.mean() - beta * sampled_energies.clamp(max=cap).mean()
+    loss = energies.mean() - beta * sampled_energies.mean()
     return Outcome(loss, energies, sampled_energies, _correct(model, features, y))
 
 

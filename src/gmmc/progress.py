@@ -8,7 +8,7 @@ PLAIN_EVERY = 5.0  # seconds between plain lines
 
 
 class Progress:
-    """`with Progress("training", total) as bar: bar.update(done, "real 3.1")`. `total` is in any unit of work."""
+    """`with Progress("training", total) as bar: bar.update(done, "real 3.1")`. `total`: any unit of work."""
 
     def __init__(self, title: str, total: float):
         self.title = title

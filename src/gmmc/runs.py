@@ -67,7 +67,8 @@ def pack(tensors: dict[str, Tensor], info: dict[str, Any]) -> tuple[bytes, str]:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(info, sort_keys=True)
     digest = _content_hash(tensors, text)
-    return safetensors.torch.save(tensors, {"info": text, "sha256": digest}), digest
+    # One key: with two, their order in the file would be random, and equal runs would give unequal files.
+    return safetensors.torch.save(tensors, {"gmmc": json.dumps({"sha256": digest, "info": text})}), digest
 
 
 def unpack(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
@@ -76,7 +77,7 @@ def unpack(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     try:
         tensors = safetensors.torch.load(raw)
         (length,) = struct.unpack("<Q", raw[:8])
-        header = json.loads(raw[8 : 8 + length])["__metadata__"]
+        header = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["gmmc"])
         text, digest = header["info"], header["sha256"]
     except (SafetensorError, KeyError, TypeError, ValueError, struct.error) as error:
         raise Damaged(f"{path} is not a whole gmmc file ({error})") from None
@@ -114,9 +115,9 @@ class RunFolder:
     def opened_for(self, cfg: Config) -> Iterator[None]:
         """Create the folder or check that it belongs to the same recipe; hold it against other trainings."""
         new = not (self.path / CONFIG).exists()
-        if new and self.path.is_dir() and any(entry.name != ".lock" for entry in self.path.iterdir()):
-            raise InputError(f"--out {self.path} holds files but no {CONFIG}; name a new or empty folder")
-        if not new:
+        if new:
+            self._check_free()
+        else:
             self._check_same(cfg)
         try:
             (self.path / RESUME).mkdir(parents=True, exist_ok=True)
@@ -130,9 +131,18 @@ class RunFolder:
                 raise InputError(
                     f"another process is training in {self.path}; wait for it or stop it"
                 ) from None
+            for leftover in [*self.path.glob(".*.tmp"), *(self.path / RESUME).glob(".*.tmp")]:
+                leftover.unlink()  # of a process that was killed while writing
             if new:
                 write_atomic(self.path / CONFIG, config.to_toml(cfg).encode())
             yield
+
+    def _check_free(self) -> None:
+        """A folder without a configuration may only hold what a training killed in its first moments left."""
+        if self.path.is_dir():
+            others = [p.name for p in self.path.iterdir() if p.name != RESUME and not p.name.startswith(".")]
+            if others:
+                raise InputError(f"--out {self.path} holds files but no {CONFIG}; name a new or empty folder")
 
     def _check_same(self, cfg: Config) -> None:
         old = config.from_dict(config.read_toml(self.path / CONFIG))
@@ -249,7 +259,8 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Classifier:
             f"{error}; train again, or run `gmmc train` on the same folder to restore it"
         ) from None
     except (KeyError, RuntimeError) as error:
-        raise InputError(f"{file} is not a model of this version of gmmc ({error})") from None
+        reason = " ".join(str(error).split())
+        raise InputError(f"{file} is not a model of this version of gmmc ({reason})") from None
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
     return model.to(device).eval()

@@ -70,5 +70,5 @@ class SeededNoise:
 
     @staticmethod
     def quantiles_of(seeds: Sequence[int]) -> Tensor:
-        """One uniform number per seed, for a label drawn from the priors; independent of the chain's noise."""
-        return torch.stack([torch.rand((), generator=generator("label", seed)) for seed in seeds])
+        """One uniform number per seed, for a label from the priors; not part of the chain's noise."""
+        return torch.tensor([torch.rand((), generator=generator("label", seed)).item() for seed in seeds])

@@ -11,8 +11,8 @@ TEST_SEED = 0  # fixed: the test images are the same for every run
 def digits() -> tuple[LabelledImages, LabelledImages, tuple[str, ...]]:
     from sklearn.datasets import load_digits
 
-    bunch = load_digits()
-    images = torch.from_numpy(bunch.images).unsqueeze(1) * (255 / 16)  # sixteen grey levels
-    data = LabelledImages(images.round().to(torch.uint8), torch.from_numpy(bunch.target).long())
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.from_numpy(pixels).reshape(-1, 1, 8, 8) * (255 / 16)  # the file has grey levels 0..16
+    data = LabelledImages(images.round().to(torch.uint8), torch.from_numpy(labels).long())
     train, test = hold_out(data, TEST_SHARE, TEST_SEED)
     return train, test, tuple(str(digit) for digit in range(10))

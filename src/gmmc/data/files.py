@@ -32,9 +32,8 @@ def read_image(path: str | Path, shape: Shape, *, resize: bool = False) -> Tenso
     if picture.size != (width, height):
         if not resize:
             got = f"{picture.size[0]}×{picture.size[1]}"
-            raise InputError(
-                f"{path} must be {width}×{height} pixels like the training images, got {got}; or pass --resize"
-            )
+            rule = f"must be {width}×{height} pixels like the training images"
+            raise InputError(f"{path} {rule}, got {got}; or pass --resize")
         picture = picture.resize((width, height), Image.Resampling.BICUBIC)
     array = np.asarray(picture).reshape(height, width, channels)
     return torch.from_numpy(array.copy()).permute(2, 0, 1)

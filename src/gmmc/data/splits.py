@@ -1,6 +1,5 @@
 """Labelled images in memory, checked when they are made."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,9 +43,10 @@ class Dataset:
     train: LabelledImages
     valid: LabelledImages
     test: LabelledImages
-    class_names: Sequence[str]
+    class_names: tuple[str, ...]
 
     def __post_init__(self):
+        object.__setattr__(self, "class_names", tuple(self.class_names))
         count = len(self.class_names)
         if len(self.train) == 0:
             raise InputError("the training data must hold at least one image, got none")
@@ -56,10 +56,12 @@ class Dataset:
                 raise InputError(
                     f"{name} images must be {self.shape} like train, got {tuple(part.images.shape[1:])}"
                 )
-            if len(part) and not (0 <= part.labels.min() and part.labels.max() < count):
+            if len(part) and not (part.labels.min() >= 0 and part.labels.max() < count):
                 low, high = part.labels.min().item(), part.labels.max().item()
                 raise InputError(f"{name} labels must lie in 0..{count - 1}, got {low}..{high}")
-        missing = [self.class_names[i] for i in (self.class_counts == 0).nonzero().flatten().tolist()]
+        missing = [
+            name for name, n in zip(self.class_names, self.class_counts.tolist(), strict=True) if n == 0
+        ]
         if missing:
             raise InputError(f"every class needs a training image, got none for {', '.join(missing)}")
 

@@ -1,9 +1,10 @@
-"""Evaluations: one module each, all `evaluate(model, data, cfg) -> Result`. A new one is a module and a line here.
+"""Evaluations: one module each, all `evaluate(model, data, cfg) -> Result`. A new one adds a line here.
 
 `accuracy` takes any module of images in [0, 1] → logits; those that draw need a model with `sample`.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch import nn
 
@@ -13,7 +14,7 @@ from gmmc.errors import InputError
 from gmmc.evaluations import accuracy, samples
 from gmmc.evaluations.result import Result
 
-EVALUATIONS: dict[str, Callable[[nn.Module, Dataset, EvaluateConfig], Result]] = {
+EVALUATIONS: dict[str, Callable[[Any, Dataset, EvaluateConfig], Result]] = {
     "accuracy": accuracy.evaluate,
     "samples": samples.evaluate,
 }

@@ -15,7 +15,7 @@ from gmmc import __version__
 
 @dataclass(frozen=True)
 class Result:
-    """`values` are single numbers (proportions are fractions of 1), `curves` lists; `flags` doubt them in words."""
+    """`values` are single numbers (proportions: fractions of 1), `curves` lists, `flags` doubts in words."""
 
     values: dict[str, float]
     conditions: dict[str, Any]

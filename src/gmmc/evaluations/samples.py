@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset, LabelledImages
+from gmmc.errors import InputError
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
 from gmmc.pictures import grid
@@ -24,6 +25,8 @@ GRID_COLUMNS = 10
 
 def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
     classes = len(data.class_names)
+    if cfg.samples < 2 * classes:
+        raise InputError(f"evaluate.samples must be at least 2 per class, {2 * classes}, got {cfg.samples}")
     labels = torch.arange(cfg.samples) % classes
     with Progress("sampling", cfg.samples) as bar:
         images = model.sample(cfg.samples, labels, cfg.seed, on_progress=bar.update).cpu()
@@ -75,7 +78,7 @@ def pixel_vectors(data: LabelledImages) -> np.ndarray:
 
 
 def within_class_distance(data: LabelledImages, classes: int) -> float:
-    """Mean over the classes of the mean Euclidean distance between two images of a class, pixels in [0, 1]."""
+    """Mean over the classes of the mean Euclidean distance of two images of a class, pixels in [0, 1]."""
     pixels = torch.from_numpy(pixel_vectors(data))
     return torch.stack([torch.pdist(pixels[data.labels == y]).mean() for y in range(classes)]).mean().item()
 

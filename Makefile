@@ -1,0 +1,54 @@
+# `make demo` and `make test` need Python 3.11 or newer and nothing else: they build .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
+.PHONY: help demo test test-slow check format readme clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: .venv/product ## train on the digits, evaluate, draw samples: about two minutes
+	$(BIN)/gmmc train recipes/digits.toml --out runs/demo
+	$(BIN)/gmmc evaluate runs/demo
+	$(BIN)/gmmc sample runs/demo
+	@echo
+	@echo "Look at  runs/demo/samples/by_class.png  (a row per digit, drawn from noise),"
+	@echo "read     runs/demo/results.json          (the numbers above with their conditions),"
+	@echo "try      .venv/bin/gmmc predict runs/demo runs/demo/samples/*_seed00000*.png"
+
+test: .venv/dev ## the tests, a minute or two
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: .venv/dev ## the tests that take longer: the demo's promises, kill -9
+	$(BIN)/python -m pytest -m slow
+
+check: .venv/dev ## format, lint, types, tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/basedpyright
+	$(BIN)/python -m pytest -m "not slow"
+
+format: .venv/dev ## let ruff format and fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+readme: .venv/product ## put the numbers of results/ into the README
+	$(BIN)/python docs/readme.py
+
+clean: ## forget the environment and build products, keep runs/
+	rm -rf .venv dist .pytest_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "gmmc needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+
+.venv/product: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing gmmc and its dependencies into .venv (a minute or two)"
+	$(PIP) --constraint constraints.txt --editable .
+	@touch $@
+
+.venv/dev: .venv/product
+	$(PIP) --constraint constraints.txt --editable ".[dev]"
+	@touch $@

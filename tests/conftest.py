@@ -1,0 +1,64 @@
+"""Tiny data and recipes: a training takes a second."""
+
+import pytest
+import torch
+
+from gmmc import config
+from gmmc.data import Dataset, LabelledImages
+from gmmc.models import Classifier
+from gmmc.train import train
+
+TINY = {
+    "data": {"name": "digits"},
+    "train": {"batch_size": 16, "log_every": 3, "beta": 0.5, "device": "cpu"},
+    "discriminative": {"epochs": 1, "lr": 1e-3, "shift": 1},
+    "generative": {"epochs": 2, "lr": 1e-3, "noise": 0.1},
+    "sampler": {"steps": 2, "alpha": 0.03},
+    "buffer": {"size": 40, "reinit": 0.1},
+    "sample": {"steps": 3},
+    "evaluate": {"samples": 30},
+}
+
+
+def tiny_config(**sections) -> config.Config:
+    """The tiny recipe with some keys replaced: tiny_config(train={"beta": 0})."""
+    tree = {name: {**TINY.get(name, {}), **sections.get(name, {})} for name in TINY.keys() | sections.keys()}
+    return config.from_dict(tree)
+
+
+def tiny_data(classes: int = 3, count: int = 64, channels: int = 1, size: int = 8) -> Dataset:
+    """Noisy images whose brightness tells the class."""
+    source = torch.Generator().manual_seed(0)
+
+    def part(count: int) -> LabelledImages:
+        labels = torch.arange(count) % classes
+        level = (labels.float() + 0.5) / classes * 255
+        noise = 20 * torch.randn(count, channels, size, size, generator=source)
+        images = (level[:, None, None, None] + noise).clamp(0, 255).to(torch.uint8)
+        return LabelledImages(images, labels)
+
+    return Dataset(part(count), part(12), part(18), [f"class {i}" for i in range(classes)])
+
+
+@pytest.fixture
+def data() -> Dataset:
+    return tiny_data()
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """A finished run on the real digits, a second of training: for all that only needs some model."""
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    train(tiny_config(train={"batch_size": 128}, buffer={"size": 200}), out)
+    return out
+
+
+def make_model(classes: int = 3, seed: int = 0, shape=(1, 8, 8), **sections) -> Classifier:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Classifier(tiny_config(**sections), shape, [str(i) for i in range(classes)]).eval()
+
+
+@pytest.fixture
+def model() -> Classifier:
+    return make_model()

@@ -1,0 +1,78 @@
+"""Imports point down only, and `import gmmc` stays cheap."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import gmmc
+
+SOURCE = Path(gmmc.__file__).parent
+
+# Lowest first; a module may import from its own layer's packages and from layers above it in this list.
+LAYERS = [
+    {"errors", "progress", "randomness"},
+    {"core", "config", "pixels"},
+    {"backbones", "data", "buffer", "sampling", "pictures"},
+    {"models"},
+    {"runs"},
+    {"objectives"},
+    {"train", "evaluations"},
+    {"commands"},
+    {"cli"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def imports_of(path: Path):
+    """The top-level parts of gmmc that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "gmmc" and len(parts) > 1 and parts[1] != "__version__":
+                yield parts[1]
+
+
+def test_imports_point_down():
+    wrong = []
+    for path in SOURCE.rglob("*.py"):
+        part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if part in ("__init__", "__main__"):
+            continue
+        for other in imports_of(path):
+            if other != part and LEVEL[other] >= LEVEL[part]:
+                wrong.append(f"{path.relative_to(SOURCE)} imports {other}")
+    assert not wrong
+
+
+def test_every_module_has_a_layer():
+    parts = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURCE.rglob("*.py")}
+    assert parts - {"__init__", "__main__"} == LEVEL.keys()
+
+
+def test_importing_gmmc_loads_nothing_heavy():
+    heavy = "{'torch', 'numpy', 'sklearn', 'rich.progress'}"
+    code = f"import sys, gmmc, gmmc.cli; print({heavy} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_every_public_name_is_there():
+    for name in gmmc.__all__:
+        assert getattr(gmmc, name) is not None
+
+
+def test_nothing_unpickles():
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = {alias.name for alias in node.names} | {getattr(node, "module", None)}
+                assert not names & {"pickle", "joblib", "dill", "cloudpickle", "shelve", "marshal"}, path
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                assert (node.value.id, node.attr) not in {("torch", "load"), ("torch", "save")}, path

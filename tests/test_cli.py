@@ -1,0 +1,161 @@
+import json
+
+import pytest
+from PIL import Image
+
+from gmmc import cli
+
+COMMANDS = ["train", "evaluate", "sample", "predict"]
+
+
+def gmmc(*arguments, capsys):
+    """(exit status, standard output, standard error) of the command, in this process."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main([str(a) for a in arguments])
+    out, err = capsys.readouterr()
+    return stop.value.code, out, err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command, capsys):
+    status, out, _ = gmmc(command, "--help", capsys=capsys)
+    assert status == 0
+    assert f"Example: gmmc {command} " in out
+
+
+def test_help_lists_the_commands(capsys):
+    status, out, _ = gmmc("--help", capsys=capsys)
+    assert status == 0
+    assert all(f"  {command} " in out for command in COMMANDS)
+
+
+def test_train_evaluate_sample_predict(tmp_path, capsys):
+    """The whole way, as a user walks it."""
+    out = tmp_path / "run"
+    small = ["discriminative.epochs=1", "generative.epochs=1", "sampler.steps=2", "sample.steps=2"]
+    status, told, _ = gmmc("train", "digits", *small, "--out", out, "evaluate.samples=20", capsys=capsys)
+    assert status == 0
+    assert "gamma2" in told
+    status, told, _ = gmmc("evaluate", out, capsys=capsys)
+    assert status == 0
+    assert "top1" in told
+    assert "svc_agreement" in told
+    status, told, _ = gmmc(
+        "sample", out, "-n", 3, "--label", 7, "--seed", 5, "--out", tmp_path / "s", capsys=capsys
+    )
+    assert status == 0
+    names = sorted(p.name for p in (tmp_path / "s").iterdir())
+    assert names == ["7_seed000005.png", "7_seed000006.png", "7_seed000007.png", "grid.png"]
+    image = tmp_path / "s" / "7_seed000005.png"
+    with Image.open(image) as picture:
+        assert picture.size == (8, 8)
+    status, told, _ = gmmc("predict", out, image, image, capsys=capsys)
+    assert status == 0
+    assert [line.split()[0] for line in told.splitlines()] == ["image", str(image), str(image)]
+
+
+def test_samples_of_a_seed_are_the_same_files_whatever_the_number(run, tmp_path, capsys):
+    gmmc("sample", run, "-n", 40, "--label", 3, "--out", tmp_path / "many", capsys=capsys)
+    gmmc("sample", run, "-n", 1, "--seed", 17, "--label", 3, "--out", tmp_path / "one", capsys=capsys)
+    name = "3_seed000017.png"
+    assert (tmp_path / "many" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+
+
+def test_labels_take_turns_and_steps_matter(run, tmp_path, capsys):
+    gmmc("sample", run, "-n", 4, "--label", 3, "--label", 5, "--out", tmp_path / "a", capsys=capsys)
+    assert sorted(p.name[0] for p in (tmp_path / "a").glob("*_seed*")) == ["3", "3", "5", "5"]
+    gmmc("sample", run, "-n", 4, "--label", 3, "--steps", 50, "--out", tmp_path / "b", capsys=capsys)
+    name = "3_seed000000.png"
+    assert (tmp_path / "a" / name).read_bytes() != (tmp_path / "b" / name).read_bytes()
+
+
+def test_predictions_as_json_are_the_model_s(run, tmp_path, capsys):
+    import gmmc as package
+
+    gmmc("sample", run, "-n", 2, "--out", tmp_path, capsys=capsys)
+    paths = sorted(tmp_path.glob("*_seed*"))
+    status, out, _ = gmmc("predict", run, *paths, "--json", capsys=capsys)
+    assert status == 0
+    model = package.load(run)
+    for path, line in zip(paths, out.splitlines(), strict=True):
+        answer = json.loads(line)
+        pixels = package.data.files.read_image(path, model.shape)[None]
+        assert answer["image"] == str(path)
+        assert answer["class"] == model.class_names[model.predict(pixels).item()]
+        assert answer["confidence"] == pytest.approx(model.predict_proba(pixels).max().item(), rel=1e-5)
+        assert answer["log_density"] == pytest.approx(model.log_density(pixels).item(), rel=1e-5)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    Image.new("L", (8, 8)).save(tmp_path / "good.png")
+    Image.new("L", (28, 28)).save(tmp_path / "big.png")
+    (tmp_path / "text.png").write_text("hello")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "digits", "train.betta=1"], "unknown key 'betta' in [train]; did you mean 'beta'?"),
+        (["train", "digits", "train.batch_size=-3"], "train.batch_size must be at least 1, got -3"),
+        (["train", "digits", "generative.lr=fast"], "generative.lr must be a number, got 'fast'"),
+        (["train", "digits", "model.dim=5"], "10 equiangular means need dim >= 9, got dim=5"),
+        (["train", "digits", "data.name=cats"], "data.name must be one of digits, got 'cats'"),
+        (["train", "nowhere.toml"], "no recipe file 'nowhere.toml'"),
+        (["train", "digits", "--out", "{dir}/text.png/run"], "cannot write to --out"),
+        (["train", "digits", "--out", "{dir}"], "holds files but no config.toml"),
+        (["train"], "Missing argument 'RECIPE'"),
+        (["train", "digits", "--speed", "11"], "No such option: --speed"),
+        (["evaluate", "nowhere"], "RUN must be a run folder, got 'nowhere'"),
+        (["evaluate", "{run}", "beauty"], "unknown evaluation 'beauty'"),
+        (["evaluate", "{dir}"], "is not a run folder"),
+        (["sample", "nowhere"], "no run folder or model file 'nowhere'"),
+        (
+            ["sample", "{run}", "--label", "cat"],
+            "--label must be one of 0, 1, 2, 3",
+        ),
+        (["sample", "{run}", "-n", "0"], "'-n'"),
+        (["sample", "{run}", "-n", "many"], "'-n'"),
+        (["sample", "{run}", "--out", "{dir}/text.png/s"], "cannot write to --out"),
+        (["sample", "{run}", "--device", "abacus"], "device must be auto or a device of this machine"),
+        (["predict", "{run}"], "Missing argument 'IMAGE'"),
+        (["predict", "{run}", "{dir}/none.png"], "no image file"),
+        (["predict", "{run}", "{dir}/text.png"], "as an image"),
+        (["predict", "{run}", "{dir}/good.png", "{dir}/big.png"], "must be 8×8 pixels"),
+        (["predict", "{dir}/text.png", "{dir}/good.png"], "is not a whole gmmc file"),
+        (["paint"], "No such command 'paint'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_status_2(arguments, message, run, pictures, capsys, monkeypatch):
+    monkeypatch.chdir(pictures.parent)
+    before = sorted(p for p in pictures.rglob("*"))
+    status, out, err = gmmc(*(a.format(run=run, dir=pictures) for a in arguments), capsys=capsys)
+    assert status == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1, err
+    assert message in err
+    assert sorted(p for p in pictures.rglob("*")) == before
+    assert not (pictures.parent / "runs").exists()
+
+
+def test_resizing_on_request(run, pictures, capsys):
+    status, _, _ = gmmc("predict", run, pictures / "big.png", "--resize", capsys=capsys)
+    assert status == 0
+
+
+def test_another_configuration_is_refused(run, capsys):
+    status, _, err = gmmc("train", "digits", "--out", run, capsys=capsys)
+    assert status == 2
+    assert "was made with another configuration" in err
+    assert "train.batch_size: 128, now 64" in err
+
+
+def test_an_error_of_ours_is_not_hidden(monkeypatch, run, capsys):
+    def broken(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("gmmc.commands.evaluate_run", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["evaluate", str(run)])

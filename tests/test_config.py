@@ -1,0 +1,120 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gmmc import config
+from gmmc.config import Config, TrainConfig
+from gmmc.errors import InputError
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_loads_and_survives_the_round_trip(path):
+    cfg = config.load(path)
+    assert config.from_text(config.to_toml(cfg)) == cfg
+
+
+@pytest.mark.parametrize("path", [p for p in RECIPES if "gen-paper" in p.stem], ids=lambda path: path.stem)
+def test_the_paper_s_values_are_kept(path):
+    """Table 8 and Appendix B."""
+    cfg = config.load(path)
+    assert cfg.model.scale == 10
+    assert cfg.train.beta == 0.5
+    assert cfg.sampler.alpha * cfg.train.batch_size == 1.0  # α = 1 on the mean energy of a batch
+    assert (cfg.sampler.steps, cfg.buffer.size, cfg.buffer.reinit) == (20, 100_000, 0.025)
+    assert (cfg.discriminative.epochs, cfg.generative.epochs) == (0, 150)
+    assert (cfg.generative.lr, cfg.generative.decay) == (1e-4, 0.3)
+    late = "cifar100" in path.stem
+    assert cfg.generative.decay_epochs == ((120, 140) if late else (30, 50, 80))
+
+
+def test_overrides_reach_every_kind_of_value():
+    cfg = config.load(
+        "digits",
+        [
+            "train.beta=0",
+            "model.backbone=wrn-28-10",
+            'sampler.name="noise_injected"',
+            "generative.decay_epochs=[3, 5]",
+            "generative.flip=true",
+            "generative.lr = 1e-5",
+        ],
+    )
+    assert cfg.train.beta == 0.0
+    assert isinstance(cfg.train.beta, float)
+    assert cfg.model.backbone == "wrn-28-10"
+    assert cfg.sampler.name == "noise_injected"
+    assert cfg.generative.decay_epochs == (3, 5)
+    assert cfg.generative.flip is True
+    assert cfg.generative.lr == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.betta=1", r"unknown key 'betta' in \[train\]; did you mean 'beta'\?"),
+        ("trian.beta=1", r"unknown section \[trian\]; did you mean 'train'\?"),
+        ("train.qqqq=1", r"unknown key 'qqqq' in \[train\]; known are batch_size, beta"),
+        ("train.batch_size=2.5", "train.batch_size must be a whole number, got 2.5"),
+        ("train.batch_size=true", "train.batch_size must be a whole number, got True"),
+        ("train.batch_size=0", "train.batch_size must be at least 1, got 0"),
+        ("train.beta=.5", "train.beta must be a number, got '.5'"),
+        ("train.beta=nan", "train.beta must be finite, got nan"),
+        ("generative.lr=inf", "generative.lr must be finite, got inf"),
+        ("generative.lr=0", "generative.lr must be above 0, got 0"),
+        ("generative.flip=1", "generative.flip must be true or false, got 1"),
+        ("generative.decay_epochs=3", "generative.decay_epochs must be a list, got 3"),
+        ("generative.decay_epochs=[0]", "generative.decay_epochs must be at least 1, got 0"),
+        ("sampler.name=hmc", "sampler.name must be one of staged, noise_injected, got 'hmc'"),
+        ("data.valid=1", "data.valid must be at most 0.9, got 1"),
+        ("data.name=3", "data.name must be a string, got 3"),
+        ("beta=1", "an override must look like section.key=value, got 'beta=1'"),
+        ("train.beta", "an override must look like section.key=value"),
+        ("buffer.size=10", "buffer.size must be at least train.batch_size=64, got buffer.size=10"),
+    ],
+)
+def test_bad_values_are_refused_in_one_line(override, message):
+    with pytest.raises(InputError, match=message) as caught:
+        config.load("digits", [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_values_given_in_python_are_checked_too():
+    with pytest.raises(InputError, match="batch_size must be at least 1, got -1"):
+        TrainConfig(batch_size=-1)
+
+
+def test_a_recipe_without_epochs_is_refused():
+    with pytest.raises(InputError, match="at least 1, got 0"):
+        Config()
+
+
+def test_bad_files(tmp_path):
+    with pytest.raises(InputError, match=r"no recipe file 'nowhere'; .*digits"):
+        config.load("nowhere")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[train\n")
+    with pytest.raises(InputError, match="not valid TOML"):
+        config.load(bad)
+    bad.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="not valid TOML"):
+        config.load(bad)
+    bad.write_text("train = 3\n[generative]\nepochs = 1\n")
+    with pytest.raises(InputError, match=r"\[train\] must be a table, got 3"):
+        config.load(bad, ["train.beta=1"])
+
+
+def test_differences_name_the_keys_and_both_values():
+    old, new = config.load("digits"), config.load("digits", ["train.beta=0.25", "model.backbone=wrn-10-1"])
+    assert config.differences(old, old) == []
+    assert config.differences(old, new) == [
+        'model.backbone: "small_cnn", now "wrn-10-1"',
+        "train.beta: 0.75, now 0.25",
+    ]
+
+
+def test_what_is_written_is_plain_toml():
+    text = config.to_toml(config.load("digits", ['data.name="a \\"b\\" c"']))
+    assert tomllib.loads(text)["data"]["name"] == 'a "b" c'

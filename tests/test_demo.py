@@ -1,0 +1,19 @@
+"""The promise of the demo recipe, kept: this is the whole of `make demo` but for the installation."""
+
+import pytest
+
+from gmmc import config
+from gmmc.commands import evaluate_run
+from gmmc.train import train
+
+
+@pytest.mark.slow
+def test_the_digits_recipe_keeps_its_promises(tmp_path):
+    cfg = config.load("digits")
+    assert cfg.evaluate.samples == 1000
+    train(cfg, tmp_path / "demo")
+    results = evaluate_run(str(tmp_path / "demo"), [], "cpu")
+    assert results["accuracy"].values["top1"] >= 0.97
+    assert results["samples"].values["svc_agreement"] >= 0.95
+    assert results["samples"].values["diversity"] >= 0.5
+    assert results["samples"].conditions["start"] == "uniform noise, not the buffer"

@@ -1,0 +1,43 @@
+"""The documents say what is there."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import gmmc
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_readme_s_numbers_are_those_of_results():
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "readme.py", "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_function_of_the_paper_table_exists():
+    table = README.split("## From the paper to the code")[1].split("\n## ")[0]
+    names = re.findall(r"`([a-z_]+\.[A-Za-z_.]+)`", table)
+    assert len(names) >= 12
+    for name in names:
+        module, *path = name.split(".")
+        found = import_module(f"gmmc.{module}")
+        for part in path:
+            found = getattr(found, part)
+
+
+def test_every_linked_file_exists():
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_versions_agree():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == gmmc.__version__
+    assert f"version: {gmmc.__version__}" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {gmmc.__version__}" in (ROOT / "CHANGELOG.md").read_text()

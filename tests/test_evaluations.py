@@ -1,0 +1,128 @@
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import gmmc
+from conftest import make_model, tiny_data
+from gmmc.commands import evaluate_run
+from gmmc.config import EvaluateConfig
+from gmmc.data import LabelledImages
+from gmmc.errors import InputError
+from gmmc.evaluations import EVALUATIONS, Result, evaluate
+from gmmc.evaluations.samples import by_class, doubts, within_class_distance
+
+SMALL = EvaluateConfig(samples=30)
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+class TestEveryEvaluation:
+    def test_gives_a_result_that_json_can_keep(self, name):
+        result = EVALUATIONS[name](make_model(), tiny_data(), SMALL)
+        assert isinstance(result, Result)
+        entry = json.loads(json.dumps(result.entry(), allow_nan=False))
+        assert entry.keys() == {"values", "curves", "files", "flags", "conditions"}
+        assert entry["values"]
+        assert {"precision", "hardware", "torch", "gmmc", "commit"} < entry["conditions"].keys()
+
+    def test_gives_the_same_result_again(self, name):
+        first, again = (EVALUATIONS[name](make_model(), tiny_data(), SMALL) for _ in range(2))
+        assert first.entry() == again.entry()
+
+    def test_leaves_the_model_as_it_was(self, name):
+        model = make_model()
+        before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+        EVALUATIONS[name](model, tiny_data(), SMALL)
+        assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+        assert all(p.grad is None for p in model.parameters())
+
+
+class Brightness(nn.Module):
+    """A network that gmmc did not train: brightness decides, and it takes images in [0, 1]."""
+
+    def __init__(self):
+        super().__init__()
+        self.levels = nn.Parameter(torch.tensor([1 / 6, 3 / 6, 5 / 6]))
+
+    def forward(self, x):
+        assert x.min() >= 0
+        assert x.max() <= 1
+        return -100 * (x.mean((1, 2, 3))[:, None] - self.levels).square()
+
+
+def test_any_module_of_images_to_logits_can_be_evaluated():
+    results = gmmc.evaluate(Brightness(), tiny_data())
+    assert results.keys() == {"accuracy"}  # it cannot sample
+    assert results["accuracy"].values["top1"] == 1.0
+    with pytest.raises(InputError, match="'samples' needs a model that can sample, got Brightness"):
+        evaluate(Brightness(), tiny_data(), ["samples"])
+
+
+def test_accuracy_counts():
+    data = tiny_data()
+    wrong = gmmc.evaluations.Dataset(
+        data.train, data.valid, LabelledImages(data.test.images, (data.test.labels + 1) % 3), data.class_names
+    )
+    values = evaluate(Brightness(), wrong)["accuracy"].values
+    assert values["top1"] == 0.0
+    assert values["errors"] == 18
+
+
+def test_samples_that_are_real_images_agree_with_the_judge_and_are_as_diverse():
+    data = tiny_data(count=300)
+
+    class Copies(type(make_model())):
+        def sample(self, n, labels, seed, *, on_progress):
+            chosen = [data.test.images[data.test.labels == y][i // 3 % 6] for i, y in enumerate(labels)]
+            on_progress(n)
+            return torch.stack(chosen) / 255
+
+    model = make_model()
+    model.__class__ = Copies
+    result = EVALUATIONS["samples"](model, data, EvaluateConfig(samples=18))
+    assert result.values["svc_agreement"] > 0.9
+    assert result.values["diversity"] == pytest.approx(1, abs=0.1)
+    assert result.flags == []
+
+
+def test_too_few_samples_to_compare_are_refused():
+    with pytest.raises(InputError, match="at least 2 per class, 6, got 5"):
+        EVALUATIONS["samples"](make_model(), tiny_data(), EvaluateConfig(samples=5))
+
+
+def test_prototypes_and_weak_judges_are_flagged():
+    assert "prototypes" in doubts({"svc_test_accuracy": 1.0, "diversity": 0.3})[0]
+    assert "judge" in doubts({"svc_test_accuracy": 0.5, "diversity": 1.0})[0]
+    assert doubts({"svc_test_accuracy": 0.95, "diversity": 0.8}) == []
+
+
+def test_within_class_distance_on_hand_placed_images():
+    images = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
+    images[1, 0, 0, 0] = 255  # 1 from image 0
+    images[3, 0, :, 0] = 255  # √8 from image 2
+    distance = within_class_distance(LabelledImages(images, torch.tensor([0, 0, 1, 1])), 2)
+    assert distance == pytest.approx((1 + 8**0.5) / 2)
+
+
+def test_by_class_sorts_interleaved_images():
+    images = (torch.arange(12) % 3).reshape(12, 1, 1, 1)
+    assert by_class(images, 3, 4).flatten().tolist() == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_a_run_gets_its_results_and_pictures(run):
+    evaluate_run(str(run), ["accuracy"], "cpu")
+    evaluate_run(str(run), ["samples"], "cpu")
+    results = json.loads((run / "results.json").read_text())
+    assert results.keys() == {"accuracy", "samples"}
+    assert 0 <= results["accuracy"]["values"]["top1"] <= 1
+    assert 0 <= results["samples"]["values"]["svc_agreement"] <= 1
+    assert results["accuracy"]["conditions"]["images"] == 359
+    assert results["samples"]["conditions"]["steps"] == 3
+    for path in results["samples"]["files"]:
+        assert (run / path).is_file()
+
+
+def test_unknown_evaluations_are_listed(run):
+    with pytest.raises(InputError, match="unknown evaluation 'beauty'; known are accuracy, samples"):
+        evaluate_run(str(run), ["beauty"], "cpu")

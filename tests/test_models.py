@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+import torch
+
+from conftest import make_model
+from gmmc.errors import InputError
+from gmmc.models import pick_device
+
+
+def test_answers_follow_from_the_logits(model):
+    images = torch.rand(9, 1, 8, 8)
+    logits = model.logits(images)
+    assert torch.allclose(model.predict_proba(images), logits.softmax(-1))
+    assert torch.allclose(model.predict_proba(images).sum(-1), torch.ones(9))
+    assert torch.equal(model.predict(images), logits.argmax(-1))
+    assert torch.allclose(model.log_density(images), logits.logsumexp(-1))
+    y = torch.arange(9) % 3
+    assert torch.allclose(model.energy(images, y), -logits[torch.arange(9), y])
+
+
+def test_logits_are_squared_distances_to_the_means(model):
+    """Eq. 4 written out, with another γ²."""
+    model.head.gamma2.fill_(0.3)
+    images = torch.rand(4, 1, 8, 8)
+    distances = torch.cdist(model.backbone(images * 2 - 1), model.head.means)
+    assert torch.allclose(model.logits(images), -distances.square() / 0.6, rtol=1e-4)
+
+
+def test_gamma2_changes_confidence_but_no_decision(model):
+    images = torch.rand(50, 1, 8, 8)
+    before, sure = model.predict(images), model.predict_proba(images).amax(-1)
+    model.head.gamma2.fill_(25.0)
+    assert torch.equal(model.predict(images), before)
+    assert (model.predict_proba(images).amax(-1) < sure).all()
+
+
+def test_arrays_and_tensors_bytes_and_floats_agree(model):
+    bytes_ = np.random.default_rng(0).integers(0, 256, (5, 8, 8), dtype=np.uint8)
+    assert torch.allclose(
+        model.logits(bytes_), model.logits(torch.from_numpy(bytes_[:, None] / 255)), atol=1e-4
+    )
+
+
+def test_any_number_of_images(model):
+    images = torch.rand(600, 1, 8, 8)
+    assert torch.allclose(model.logits(images)[300:303], model.logits(images[300:303]), atol=1e-4)
+    assert model.predict_proba(images[:0]).shape == (0, 3)
+
+
+def test_forward_is_differentiable_in_unit_images(model):
+    images = torch.rand(2, 1, 8, 8, requires_grad=True)
+    model(images).sum().backward()
+    assert images.grad is not None
+    assert images.grad.abs().sum() > 0
+
+
+def test_the_means_are_no_parameters_but_are_saved(model):
+    assert all("means" not in name for name, _ in model.named_parameters())
+    assert {"head.means", "head.gamma2", "head.priors"} <= model.state_dict().keys()
+
+
+def test_more_classes_than_the_dimension_allows_are_refused():
+    with pytest.raises(InputError, match="6 equiangular means need dim >= 5, got dim=4"):
+        make_model(classes=6, model={"dim": 4})
+
+
+@pytest.mark.parametrize("name", ["quantum", "cuda:99", ""])
+def test_unknown_devices_are_refused(name):
+    with pytest.raises(InputError, match=f"device must be auto or a device of this machine .*{name!r}"):
+        pick_device(name)

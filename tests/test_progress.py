@@ -1,0 +1,76 @@
+import os
+import pty
+import subprocess
+import sys
+
+from gmmc import progress
+from gmmc.progress import Progress
+
+DEMO = """
+from gmmc.progress import Progress
+with Progress("training", 3) as bar:
+    bar.say("resuming at update 1")
+    for step in (1, 2, 3):
+        bar.update(step, f"real {step}.5")
+"""
+
+
+def test_plain_lines_without_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "PLAIN_EVERY", 0.0)
+    with Progress("training", 4) as bar:
+        bar.update(1, "real 3.10")
+        bar.update(4, "real 2.00")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.split()[:3] for line in err.splitlines()] == [
+        ["training", "25%", "real"],
+        ["training", "100%", "real"],
+    ]
+    assert "\r" not in err
+    assert "\x1b" not in err
+
+
+def test_lines_are_rare_but_the_last_is_always_there(capsys):
+    with Progress("sampling", 1000) as bar:
+        for done in range(1, 1001):
+            bar.update(done)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) < 10
+    assert lines[-1] == "sampling  100%"
+
+
+def test_time_left_follows_the_speed(monkeypatch):
+    now = iter(range(0, 1000, 10))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(now)))
+    bar = Progress("training", 100)
+    bar.__enter__()
+    bar.update(10)
+    bar.update(20)  # ten units in ten seconds
+    assert bar._left() == "1:20 left"
+
+
+def test_nothing_to_do_is_no_error(capsys):
+    with Progress("sampling", 0) as bar:
+        bar.update(0)
+    assert "100%" in capsys.readouterr().err
+
+
+def test_a_live_bar_on_a_terminal():
+    main, side = pty.openpty()
+    process = subprocess.Popen([sys.executable, "-c", DEMO], stderr=side, env={**os.environ, "TERM": "xterm"})
+    os.close(side)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(main, 4096)
+        except OSError:
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(main)
+    assert process.wait() == 0
+    assert b"\x1b[" in shown
+    assert "━".encode() in shown
+    assert b"resuming at update 1" in shown
+    assert b"real 3.5" in shown

@@ -1,0 +1,213 @@
+"""Interrupt at any moment, run the same command again: the same weights, bit for bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import gmmc.train
+from conftest import tiny_config, tiny_data
+from gmmc import runs
+from gmmc.train import Training, train
+
+
+def weights(out):
+    return (out / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "run"
+    train(tiny_config(), out, tiny_data())
+    return weights(out)
+
+
+class Killed(BaseException):
+    pass
+
+
+def crash_at(monkeypatch, target, name, call):
+    """Raise at the given call of a function, as if the process died there."""
+    original, calls = getattr(target, name), 0
+
+    def wrapper(*arguments, **keywords):
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise Killed
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(target, name, wrapper)
+
+
+@pytest.mark.parametrize("every_line", [True, False], ids=["saving often", "saving seldom"])
+@pytest.mark.parametrize("update", [1, 2, 5, 9, 12])
+def test_a_crash_in_any_update(tmp_path, monkeypatch, uninterrupted, update, every_line):
+    cfg = tiny_config()
+    if every_line:
+        monkeypatch.setattr(gmmc.train, "time", FastClock())
+    with monkeypatch.context() as crash:
+        crash_at(crash, Training, "update", update)
+        with pytest.raises(Killed):
+            train(cfg, tmp_path / "run", tiny_data())
+    train(cfg, tmp_path / "run", tiny_data())
+    assert weights(tmp_path / "run") == uninterrupted
+    steps = [line["step"] for line in runs.RunFolder(tmp_path / "run").metrics()]
+    assert steps == [3, 4, 6, 8, 9, 12]
+
+
+class FastClock:
+    """Every look at the clock is an hour after the last, so every chance to save is taken."""
+
+    now = 0.0
+
+    def monotonic(self):
+        self.now += 3600
+        return self.now
+
+
+@pytest.mark.parametrize("write", range(1, 12))
+def test_a_crash_in_any_write(tmp_path, monkeypatch, uninterrupted, write):
+    cfg = tiny_config()
+    monkeypatch.setattr(gmmc.train, "time", FastClock())
+    with monkeypatch.context() as crash:
+        crash_at(crash, runs, "write_atomic", write)
+        try:
+            train(cfg, tmp_path / "run", tiny_data())
+        except Killed:
+            died = True
+        else:
+            died = False
+    assert died == (write <= 9)  # config, 7 states and the model: the test reaches past the last write
+    train(cfg, tmp_path / "run", tiny_data())
+    assert weights(tmp_path / "run") == uninterrupted
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch, capsys, data):
+    train(tiny_config(), tmp_path / "run", data)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*.*") if p.name != ".lock"}
+    crash_at(monkeypatch, Training, "update", 1)
+    model = train(tiny_config(), tmp_path / "run", data)
+    assert "already trained (12 updates)" in capsys.readouterr().out
+    assert model.head.gamma2 > 0
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+
+
+def test_a_damaged_model_is_restored_from_the_last_state(tmp_path, uninterrupted):
+    train(tiny_config(), tmp_path / "run", tiny_data())
+    (tmp_path / "run" / "model.safetensors").write_bytes(b"gone")
+    train(tiny_config(), tmp_path / "run", tiny_data())
+    assert weights(tmp_path / "run") == uninterrupted
+
+
+def test_a_damaged_state_is_named_and_costs_only_its_steps(tmp_path, monkeypatch, capsys, uninterrupted):
+    monkeypatch.setattr(gmmc.train, "time", FastClock())
+    with monkeypatch.context() as crash:
+        crash_at(crash, Training, "update", 11)
+        with pytest.raises(Killed):
+            train(tiny_config(), tmp_path / "run", tiny_data())
+    newest = max((tmp_path / "run" / "resume").glob("step-*"))
+    newest.write_bytes(newest.read_bytes()[:-100])
+    train(tiny_config(), tmp_path / "run", tiny_data())
+    told = capsys.readouterr().err
+    assert newest.name in told
+    assert "at update 8 of 12" in told
+    assert weights(tmp_path / "run") == uninterrupted
+
+
+def test_the_thread_count_is_recorded_and_restored(data):
+    training = Training(tiny_config(), data, torch.device("cpu"))
+    threads = torch.get_num_threads()
+    state = training.state()
+    assert state.info["threads"] == threads
+    try:
+        torch.set_num_threads(threads + 1)
+        training.restore(state)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(threads)
+
+
+# --- real processes -------------------------------------------------------------------------------
+
+LONGER = [
+    "train.log_every=1",
+    "train.checkpoint_seconds=0.0",
+    "discriminative.epochs=2",
+    "generative.epochs=3",
+]
+
+
+def start(out, recipe):
+    command = [sys.executable, "-m", "gmmc", "train", str(recipe), *LONGER, "--out", str(out)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def finish(out, recipe):
+    process = start(out, recipe)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    return told
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    from gmmc import config
+
+    path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
+    path.write_text(config.to_toml(tiny_config(train={"batch_size": 128}, buffer={"size": 200})))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, recipe):
+    out = tmp_path_factory.mktemp("whole") / "run"
+    finish(out, recipe)
+    return weights(out)
+
+
+def wait_for_lines(out, count, process):
+    while process.poll() is None:
+        path = out / "metrics.jsonl"
+        if path.exists() and path.read_text().count("\n") >= count:
+            return
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_interrupting_saves_says_so_and_resumes(tmp_path, recipe, whole, number):
+    process = start(tmp_path / "run", recipe)
+    wait_for_lines(tmp_path / "run", 15, process)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert "run the same command to go on" in told.splitlines()[-1]
+    assert "Traceback" not in told
+    assert "resuming" in finish(tmp_path / "run", recipe)
+    assert weights(tmp_path / "run") == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_kill_9_again_and_again(tmp_path, recipe, whole, seed):
+    chance = random.Random(seed)
+    for _ in range(4):
+        process = start(tmp_path / "run", recipe)
+        wait_for_lines(tmp_path / "run", chance.randint(0, 40), process)
+        time.sleep(chance.random() * 0.3)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        if (tmp_path / "run" / "model.safetensors").exists():
+            break
+    finish(tmp_path / "run", recipe)
+    assert weights(tmp_path / "run") == whole
+    steps = [
+        json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert steps == list(range(1, 51))
