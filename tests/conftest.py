@@ -8,6 +8,8 @@ from gmmc.data import Dataset, LabelledImages
 from gmmc.models import Classifier
 from gmmc.train import train
 
+torch.set_num_threads(1)  # tiny tensors: threads cost more than they bring, all the more on a busy machine
+
 TINY = {
     "data": {"name": "digits"},
     "train": {"batch_size": 16, "log_every": 3, "beta": 0.5, "device": "cpu"},

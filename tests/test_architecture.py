@@ -13,7 +13,7 @@ SOURCE = Path(gmmc.__file__).parent
 LAYERS = [
     {"errors", "progress", "randomness"},
     {"core", "config", "pixels"},
-    {"backbones", "data", "buffer", "sampling", "pictures"},
+    {"backbones", "data", "buffer", "sampling", "schedule", "pictures"},
     {"models"},
     {"runs"},
     {"objectives"},

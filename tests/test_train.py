@@ -9,7 +9,7 @@ from conftest import tiny_config, tiny_data
 from gmmc import core, runs
 from gmmc.errors import Diverged, InputError
 from gmmc.sampling import SAMPLERS
-from gmmc.train import Plan, Training, train
+from gmmc.train import Training, train
 
 CPU = torch.device("cpu")
 
@@ -94,39 +94,6 @@ def test_chains_go_back_to_the_buffer(data):
     training.update()
     changed = (training.buffer.images != before).flatten(1).any(1)
     assert changed.sum() == training.batch_size
-
-
-class TestPlan:
-    def plan(self, **sections):
-        return Plan(tiny_config(**sections), steps_per_epoch=10)
-
-    def test_beta_switches_or_ramps(self):
-        switch = self.plan(discriminative={"epochs": 1}, generative={"epochs": 2})
-        assert [switch.at(step).beta for step in (0, 9, 10, 29)] == [0, 0, 0.5, 0.5]
-        ramp = self.plan(discriminative={"epochs": 1}, train={"ramp": 5})
-        assert [ramp.at(step).beta for step in (9, 10, 12, 14, 20)] == pytest.approx([0, 0.1, 0.3, 0.5, 0.5])
-
-    def test_generative_training_samples_from_the_first_update(self):
-        assert self.plan(discriminative={"epochs": 0}).at(0).beta == 0.5
-
-    def test_steps_of_the_learning_rate_count_from_the_phase(self):
-        steps = {"epochs": 3, "lr": 1.0, "decay": 0.3, "decay_epochs": [1, 2]}
-        plan = self.plan(discriminative=steps, generative={**steps, "lr": 2.0})
-        rates = [plan.at(step).lr for step in (0, 9, 10, 20, 29, 30, 40, 50)]
-        assert rates == pytest.approx([1, 1, 0.3, 0.09, 0.09, 2, 0.6, 0.18])
-
-    def test_cosine_falls_to_zero(self):
-        plan = self.plan(discriminative={"epochs": 2, "lr": 1.0, "schedule": "cosine"})
-        rates = [plan.at(step).lr for step in range(20)]
-        assert rates[0] == 1.0
-        assert rates[10] == pytest.approx(0.5)
-        assert rates == sorted(rates, reverse=True)
-        assert rates[-1] < 0.01
-
-    def test_work_counts_the_sampler_s_passes(self):
-        plan = self.plan(discriminative={"epochs": 1}, generative={"epochs": 1}, sampler={"steps": 20})
-        assert plan.work(10) == 10
-        assert plan.work(20) - plan.work(10) > 10 * plan.work(10) / 2
 
 
 def test_every_image_is_seen_once_per_epoch(data):

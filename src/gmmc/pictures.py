@@ -9,7 +9,7 @@ from torch import Tensor
 from gmmc.pixels import to_uint8
 
 TILE = 48  # small images are enlarged to about this many pixels
-GAP = 2
+GAP = 4
 
 
 def to_image(image: Tensor) -> Image.Image:

@@ -201,10 +201,13 @@ class RunFolder:
         if not path.exists():
             return []
         whole = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
-        try:
-            return [json.loads(line) for line in whole]
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path} is damaged: {error}") from None
+        lines = []
+        for number, line in enumerate(whole, 1):
+            try:
+                lines.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise InputError(f"{path} is damaged in line {number} ({error}); remove that line") from None
+        return lines
 
     def rewind_metrics(self, step: int) -> None:
         """Forget what was logged after the state that training goes on from."""

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from gmmc import core, objectives, runs
 from gmmc import data as data_sources
 from gmmc.buffer import ReplayBuffer
-from gmmc.config import Config, PhaseConfig
+from gmmc.config import Config
 from gmmc.data import Dataset
 from gmmc.data.augment import augment
 from gmmc.errors import Diverged, InputError, Interrupted
@@ -26,6 +25,7 @@ from gmmc.progress import Progress
 from gmmc.randomness import derived_seed, generator
 from gmmc.runs import RunFolder, State
 from gmmc.sampling import SAMPLERS, descend
+from gmmc.schedule import Moment, Plan
 
 
 def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifier:
@@ -75,59 +75,6 @@ def run_updates(training: "Training", folder: RunFolder, bar: Progress, stop: th
             folder.save_state(training.state())
             raise Interrupted(f"stopped at update {step} of {plan.total}; run the same command to go on")
     folder.save_state(training.state())
-
-
-# --- the plan: what happens at which update, a function of the configuration alone -----------------
-
-
-@dataclass(frozen=True)
-class Moment:
-    epoch: int
-    phase: PhaseConfig
-    phase_name: str
-    lr: float
-    beta: float
-
-
-@dataclass(frozen=True)
-class Plan:
-    cfg: Config
-    steps_per_epoch: int
-
-    @property
-    def discriminative(self) -> int:
-        return self.cfg.discriminative.epochs * self.steps_per_epoch
-
-    @property
-    def total(self) -> int:
-        return self.discriminative + self.cfg.generative.epochs * self.steps_per_epoch
-
-    @property
-    def samples(self) -> bool:
-        return self.cfg.train.beta > 0 and self.cfg.generative.epochs > 0
-
-    def at(self, step: int) -> Moment:
-        """The moment of update number `step`, counted from 0."""
-        epoch = step // self.steps_per_epoch
-        if step < self.discriminative:
-            phase = self.cfg.discriminative
-            return Moment(epoch, phase, "discriminative", self._lr(phase, step), 0.0)
-        phase, step = self.cfg.generative, step - self.discriminative
-        ramp = self.cfg.train.ramp
-        beta = self.cfg.train.beta * (min(1.0, (step + 1) / ramp) if ramp else 1.0)
-        return Moment(epoch, phase, "generative", self._lr(phase, step), beta)
-
-    def _lr(self, phase: PhaseConfig, step: int) -> float:
-        if phase.schedule == "cosine":
-            return phase.lr * 0.5 * (1 + math.cos(math.pi * step / (phase.epochs * self.steps_per_epoch)))
-        decays = sum(step >= epoch * self.steps_per_epoch for epoch in phase.decay_epochs)
-        return phase.lr * phase.decay**decays
-
-    def work(self, step: int) -> float:
-        """Cost of the first `step` updates: passes forward and back, so that the time left is honest."""
-        generative = max(0, step - self.discriminative)
-        per_update = 2 + 0.7 * self.cfg.sampler.steps if self.samples else 1
-        return step - generative + per_update * generative
 
 
 # --- the state, and the update that moves it ------------------------------------------------------

@@ -1,0 +1,56 @@
+"""What happens at which update: phase, learning rate and β(t), a function of the configuration alone."""
+
+import math
+from dataclasses import dataclass
+
+from gmmc.config import Config, PhaseConfig
+
+
+@dataclass(frozen=True)
+class Moment:
+    epoch: int
+    phase: PhaseConfig
+    phase_name: str
+    lr: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    cfg: Config
+    steps_per_epoch: int
+
+    @property
+    def discriminative(self) -> int:
+        return self.cfg.discriminative.epochs * self.steps_per_epoch
+
+    @property
+    def total(self) -> int:
+        return self.discriminative + self.cfg.generative.epochs * self.steps_per_epoch
+
+    @property
+    def samples(self) -> bool:
+        return self.cfg.train.beta > 0 and self.cfg.generative.epochs > 0
+
+    def at(self, step: int) -> Moment:
+        """The moment of update number `step`, counted from 0."""
+        epoch = step // self.steps_per_epoch
+        if step < self.discriminative:
+            phase = self.cfg.discriminative
+            return Moment(epoch, phase, "discriminative", self._lr(phase, step), 0.0)
+        phase, step = self.cfg.generative, step - self.discriminative
+        ramp = self.cfg.train.ramp
+        beta = self.cfg.train.beta * (min(1.0, (step + 1) / ramp) if ramp else 1.0)
+        return Moment(epoch, phase, "generative", self._lr(phase, step), beta)
+
+    def _lr(self, phase: PhaseConfig, step: int) -> float:
+        if phase.schedule == "cosine":
+            return phase.lr * 0.5 * (1 + math.cos(math.pi * step / (phase.epochs * self.steps_per_epoch)))
+        decays = sum(step >= epoch * self.steps_per_epoch for epoch in phase.decay_epochs)
+        return phase.lr * phase.decay**decays
+
+    def work(self, step: int) -> float:
+        """Cost of the first `step` updates: passes forward and back, so that the time left is honest."""
+        generative = max(0, step - self.discriminative)
+        per_update = 2 + 0.7 * self.cfg.sampler.steps if self.samples else 1
+        return step - generative + per_update * generative
