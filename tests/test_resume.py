@@ -146,7 +146,10 @@ LONGER = [
 
 def start(out, recipe):
     command = [sys.executable, "-m", "gmmc", "train", str(recipe), *LONGER, "--out", str(out)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # as in conftest.py
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=one_thread
+    )
 
 
 def finish(out, recipe):
