@@ -11,7 +11,7 @@ SOURCE = Path(gmmc.__file__).parent
 
 # Lowest first; a module may import from its own layer's packages and from layers above it in this list.
 LAYERS = [
-    {"errors", "progress", "randomness"},
+    {"errors", "progress", "provenance", "randomness"},
     {"core", "config", "pixels"},
     {"backbones", "data", "buffer", "sampling", "schedule", "pictures"},
     {"models"},
@@ -61,6 +61,11 @@ def test_importing_gmmc_loads_nothing_heavy():
     code = f"import sys, gmmc, gmmc.cli; print({heavy} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_parts_are_there_without_another_import():
+    code = "import gmmc; gmmc.core.simplex_means(3, 2, 10.0); assert not hasattr(gmmc, 'nothing')"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_public_name_is_there():

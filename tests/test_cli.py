@@ -74,7 +74,7 @@ def test_predictions_as_json_are_the_model_s(run, tmp_path, capsys):
 
     gmmc("sample", run, "-n", 2, "--out", tmp_path, capsys=capsys)
     paths = sorted(tmp_path.glob("*_seed*"))
-    status, out, _ = gmmc("predict", run, *paths, "--json", capsys=capsys)
+    status, out, _ = gmmc("predict", run, *paths, "--json", "--device", "cpu", capsys=capsys)
     assert status == 0
     model = package.load(run)
     for path, line in zip(paths, out.splitlines(), strict=True):

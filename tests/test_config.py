@@ -6,6 +6,7 @@ import pytest
 from gmmc import config
 from gmmc.config import Config, TrainConfig
 from gmmc.errors import InputError
+from gmmc.schedule import Plan
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
 
@@ -30,6 +31,16 @@ def test_the_paper_s_values_are_kept(path):
     assert cfg.generative.decay_epochs == ((120, 140) if late else (30, 50, 80))
 
 
+def test_the_other_recipes_of_the_paper():
+    dis, joint = config.load("cifar10-dis-paper"), config.load("cifar10-joint-paper")
+    assert (dis.discriminative.epochs, dis.generative.epochs, dis.train.beta) == (150, 0, 0.0)
+    assert (joint.discriminative.epochs, joint.generative.epochs, joint.train.beta) == (50, 50, 0.5)
+    assert joint.train.ramp == 0  # switched
+    plan = Plan(joint, steps_per_epoch=1)
+    rates = [plan.at(epoch).lr for epoch in (0, 29, 30, 49, 50, 79, 80, 99)]
+    assert rates == pytest.approx([1e-4, 1e-4, 3e-5, 3e-5, 9e-6, 9e-6, 2.7e-6, 2.7e-6])
+
+
 def test_overrides_reach_every_kind_of_value():
     cfg = config.load(
         "digits",
@@ -37,6 +48,7 @@ def test_overrides_reach_every_kind_of_value():
             "train.beta=0",
             "model.backbone=wrn-28-10",
             'sampler.name="noise_injected"',
+            "generative.schedule=step",
             "generative.decay_epochs=[3, 5]",
             "generative.flip=true",
             "generative.lr = 1e-5",
@@ -67,6 +79,8 @@ def test_overrides_reach_every_kind_of_value():
         ("generative.flip=1", "generative.flip must be true or false, got 1"),
         ("generative.decay_epochs=3", "generative.decay_epochs must be a list, got 3"),
         ("generative.decay_epochs=[0]", "generative.decay_epochs must be at least 1, got 0"),
+        ("generative.decay_epochs=[9]", "must be empty with a cosine schedule"),
+        ("train.beta=" + "9" * 400, "train.beta must be finite, got inf"),
         ("sampler.name=hmc", "sampler.name must be one of staged, noise_injected, got 'hmc'"),
         ("data.valid=1", "data.valid must be at most 0.9, got 1"),
         ("data.name=3", "data.name must be a string, got 3"),

@@ -59,9 +59,44 @@ def test_any_module_of_images_to_logits_can_be_evaluated():
         evaluate(Brightness(), tiny_data(), ["samples"])
 
 
+def test_a_foreign_network_is_evaluated_in_eval_mode_and_given_back_as_it_was():
+    network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.Linear(64, 3)).train()
+    before = network[1].running_mean.clone()
+    first, again = (gmmc.evaluate(network, tiny_data())["accuracy"].values for _ in range(2))
+    assert first == again
+    assert torch.equal(network[1].running_mean, before)
+    assert network.training
+
+
+def test_a_network_without_parameters():
+    class Fixed(nn.Module):
+        def forward(self, x):
+            return torch.zeros(len(x), 3)
+
+    assert gmmc.evaluate(Fixed(), tiny_data())["accuracy"].values["top1"] == pytest.approx(1 / 3)
+
+
+def test_missing_test_images_are_no_hidden_nan():
+    data = tiny_data()
+    some = data.test.labels != 1
+    without_one = gmmc.data.Dataset(data.train, data.valid, data.test[some], data.class_names)
+    assert gmmc.evaluate(Brightness(), without_one)["accuracy"].curves["top1_per_class"] == [1.0, None, 1.0]
+    without_any = gmmc.data.Dataset(data.train, data.valid, data.test[:0], data.class_names)
+    with pytest.raises(InputError, match="at least one test image, got none"):
+        gmmc.evaluate(Brightness(), without_any)
+
+
+def test_probabilities_worse_than_a_guess_are_flagged():
+    network = Brightness()
+    assert gmmc.evaluate(network, tiny_data())["accuracy"].flags == []
+    with torch.no_grad():
+        network.levels.copy_(network.levels.flip(0))
+    assert "overconfident" in gmmc.evaluate(network, tiny_data())["accuracy"].flags[0]
+
+
 def test_accuracy_counts():
     data = tiny_data()
-    wrong = gmmc.evaluations.Dataset(
+    wrong = gmmc.data.Dataset(
         data.train, data.valid, LabelledImages(data.test.images, (data.test.labels + 1) % 3), data.class_names
     )
     values = evaluate(Brightness(), wrong)["accuracy"].values
@@ -103,6 +138,8 @@ def test_within_class_distance_on_hand_placed_images():
     images[3, 0, :, 0] = 255  # √8 from image 2
     distance = within_class_distance(LabelledImages(images, torch.tensor([0, 0, 1, 1])), 2)
     assert distance == pytest.approx((1 + 8**0.5) / 2)
+    with pytest.raises(InputError, match="needs two images, got fewer for class 1"):
+        within_class_distance(LabelledImages(images, torch.tensor([0, 0, 0, 1])), 2)
 
 
 def test_by_class_sorts_interleaved_images():
@@ -117,7 +154,11 @@ def test_a_run_gets_its_results_and_pictures(run):
     assert results.keys() == {"accuracy", "samples"}
     assert 0 <= results["accuracy"]["values"]["top1"] <= 1
     assert 0 <= results["samples"]["values"]["svc_agreement"] <= 1
-    assert results["accuracy"]["conditions"]["images"] == 359
+    conditions = results["accuracy"]["conditions"]
+    assert (conditions["data"], conditions["split"], conditions["images"]) == ("digits", "test", 359)
+    assert conditions["trained"]["updates"] == 30
+    assert conditions["trained"]["seconds"] > 0
+    assert conditions["settings"]["train"]["seed"] == 0
     assert results["samples"]["conditions"]["steps"] == 3
     for path in results["samples"]["files"]:
         assert (run / path).is_file()

@@ -27,6 +27,7 @@ def test_logits_are_squared_distances_to_the_means(model):
 
 
 def test_gamma2_changes_confidence_but_no_decision(model):
+    """With uniform priors; with others it weighs the evidence against them."""
     images = torch.rand(50, 1, 8, 8)
     before, sure = model.predict(images), model.predict_proba(images).amax(-1)
     model.head.gamma2.fill_(25.0)
@@ -64,7 +65,7 @@ def test_more_classes_than_the_dimension_allows_are_refused():
         make_model(classes=6, model={"dim": 4})
 
 
-@pytest.mark.parametrize("name", ["quantum", "cuda:99", ""])
+@pytest.mark.parametrize("name", ["quantum", "cuda:99", "meta", ""])
 def test_unknown_devices_are_refused(name):
     with pytest.raises(InputError, match=f"device must be auto or a device of this machine .*{name!r}"):
         pick_device(name)

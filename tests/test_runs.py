@@ -121,6 +121,14 @@ class TestStates:
         folder.save_state(State(4, {"x": torch.ones(2)}, {}))
         assert folder.load_state()[0].step == 4
 
+    def test_a_state_under_the_name_of_a_later_step_is_not_believed(self, tmp_path):
+        folder = self.folder(tmp_path)
+        newest = self.files(tmp_path)[-1]
+        newest.rename(newest.with_name(newest.name.replace("000000003", "000000009")))
+        state, (complaint,) = folder.load_state()
+        assert state.step == 2
+        assert "does not match its name" in complaint
+
     def test_nothing_intact_is_never_a_silent_restart(self, tmp_path):
         folder = self.folder(tmp_path)
         for path in self.files(tmp_path):
@@ -214,7 +222,7 @@ class TestLoad:
     def test_a_model_survives_the_disk(self, tmp_path):
         model = make_model()
         model.head.gamma2.fill_(0.5)
-        runs.save_model(tmp_path / "model.safetensors", model, 12)
+        runs.save_model(tmp_path / "model.safetensors", model)
         for source in (tmp_path, tmp_path / "model.safetensors", str(tmp_path)):
             again = runs.load(source)
             assert again.class_names == model.class_names
@@ -240,7 +248,7 @@ class TestLoad:
         with pytest.raises(InputError, match="is not a model of this version of gmmc"):
             runs.load(tmp_path / "m.safetensors")
         model = make_model()
-        runs.save_model(tmp_path / "n.safetensors", model, 1)
+        runs.save_model(tmp_path / "n.safetensors", model)
         tensors, info, _ = unpack(tmp_path / "n.safetensors")
         tensors.pop("head.gamma2")
         (tmp_path / "n.safetensors").write_bytes(pack(tensors, info)[0])
@@ -249,7 +257,7 @@ class TestLoad:
         assert "\n" not in str(caught.value)
 
     def test_the_header_is_plain_json(self, tmp_path):
-        runs.save_model(tmp_path / "m.safetensors", make_model(), 1)
+        runs.save_model(tmp_path / "m.safetensors", make_model())
         raw = (tmp_path / "m.safetensors").read_bytes()
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         assert json.loads(json.loads(header["__metadata__"]["gmmc"])["info"])["weights"] == "last"

@@ -94,6 +94,20 @@ class TestSeeds:
         assert torch.equal(model.sample(4), before)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_caller_s_gradient_mode_does_not_matter(model, mode):
+    expected = model.sample(2)
+    with mode():
+        assert torch.equal(model.sample(2), expected)
+
+
+def test_more_steps_go_on_from_fewer():
+    """The noise of the first steps does not depend on how many follow."""
+    model = make_model(sampler={"name": "noise_injected", "target_std": 0.5}, model={"dim": 20})
+    one, two = model.sample(1, steps=1), model.sample(1, steps=2)
+    assert 0 < (one - two).abs().max() < 0.1
+
+
 def test_samples_are_unit_images(model):
     images = model.sample(5)
     assert images.shape == (5, 1, 8, 8)

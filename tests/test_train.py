@@ -1,5 +1,6 @@
 import json
 import math
+import threading
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import gmmc.train
 from conftest import tiny_config, tiny_data
 from gmmc import core, runs
 from gmmc.errors import Diverged, InputError
+from gmmc.progress import Progress
 from gmmc.sampling import SAMPLERS
 from gmmc.train import Training, train
 
@@ -34,7 +36,7 @@ def test_every_combination_trains_saves_resumes_and_samples(tmp_path, sampler, p
 
     reference = Training(cfg, data, CPU)
     while reference.step < reference.plan.total:
-        resumed = Training(cfg, data, CPU)  # a new process after every update
+        resumed = Training(cfg, data, CPU)  # as a new process after every update
         resumed.restore(reference.state())
         resumed.update()
         reference = resumed
@@ -120,6 +122,39 @@ def test_empirical_priors_of_imbalanced_data(tmp_path):
     assert train(tiny_config(), tmp_path / "uniform", uneven).head.priors.tolist() == [0.5, 0.5]
 
 
+def test_other_data_is_refused(tmp_path, data):
+    cfg = tiny_config()
+    train(cfg, tmp_path / "run", data)
+    with pytest.raises(InputError, match="was trained on other images or labels"):
+        train(cfg, tmp_path / "run", tiny_data(classes=5))
+    (tmp_path / "run" / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="was trained on other images or labels"):
+        train(cfg, tmp_path / "run", tiny_data(count=66))
+
+
+def test_the_number_of_threads_is_a_setting(tmp_path, data):
+    before = torch.get_num_threads()
+    try:
+        train(tiny_config(train={"threads": before + 1}), tmp_path / "run", data)
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_interrupt_does_not_save_a_diverged_state(tmp_path, data):
+    training = Training(tiny_config(), data, CPU)
+    folder = runs.RunFolder(tmp_path / "run")
+    stop = threading.Event()
+    with folder.opened_for(training.cfg), Progress("", 1) as bar:
+        with torch.no_grad():
+            for parameter in training.model.parameters():
+                parameter.mul_(1e6)
+        stop.set()
+        with pytest.raises(Diverged):
+            gmmc.train.run_updates(training, folder, bar, stop)
+        assert folder.load_state()[0].step == 0
+
+
 def test_divergence_has_a_name_and_leaves_the_last_good_state(tmp_path, data):
     cfg = tiny_config(
         generative={"epochs": 50, "lr": 1.0}, sampler={"alpha": 10.0}, train={"checkpoint_seconds": 0.0}
@@ -171,3 +206,18 @@ def test_a_bad_recipe_leaves_nothing_behind(tmp_path, data, sections, message):
     with pytest.raises(InputError, match=message):
         train(tiny_config(**sections), tmp_path / "run", data)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu(tmp_path, data):
+    cfg = tiny_config(train={"device": "cuda"}, sampler={"name": "noise_injected"})
+    trained = train(cfg, tmp_path / "run", data)
+    assert trained.device.type == "cuda"
+    assert train(cfg, tmp_path / "run", data).device.type == "cuda"
+    resumed = Training(cfg, data, torch.device("cuda"))
+    resumed.restore(runs.RunFolder(tmp_path / "run").load_state()[0])
+    resumed.update()
+    on_cpu = runs.load(tmp_path / "run")
+    images = data.test.images
+    assert torch.allclose(on_cpu.logits(images), trained.logits(images).cpu(), rtol=0.02, atol=0.5)
+    assert trained.sample(3).device.type == "cuda"

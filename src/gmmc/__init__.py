@@ -25,4 +25,7 @@ __all__ = ["Classifier", "Diverged", "InputError", "__version__", "evaluate", "l
 def __getattr__(name: str):
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'gmmc' has no attribute {name!r}")
+    try:
+        return importlib.import_module(f"gmmc.{name}")  # gmmc.core, gmmc.data, … without another import
+    except ModuleNotFoundError:
+        raise AttributeError(f"module 'gmmc' has no attribute {name!r}") from None

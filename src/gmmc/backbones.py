@@ -61,7 +61,11 @@ def small_cnn(*, channels: int, dim: int) -> nn.Sequential:
     )
 
 
-BACKBONES: dict[str, Callable[..., nn.Sequential]] = {"small_cnn": small_cnn, "wrn": wide_resnet}
+# Name, or pattern of names with sizes in them → builder.
+BACKBONES: dict[str, Callable[..., nn.Sequential]] = {
+    r"small_cnn": small_cnn,
+    r"wrn-(\d+)-([1-9]\d*)": wide_resnet,
+}
 
 
 def build_backbone(name: str, shape: Shape, dim: int) -> nn.Module:
@@ -71,9 +75,7 @@ def build_backbone(name: str, shape: Shape, dim: int) -> nn.Module:
         raise InputError(f"images must have 1 or 3 channels, got {channels}")
     if min(height, width) < MIN_SIZE:
         raise InputError(f"images must be at least {MIN_SIZE}×{MIN_SIZE}, got {height}×{width}")
-    if re.fullmatch(r"wrn-\d+-[1-9]\d*", name):
-        _, depth, widen = name.split("-")
-        return wide_resnet(int(depth), int(widen), channels=channels, dim=dim)
-    if name != "wrn" and name in BACKBONES:
-        return BACKBONES[name](channels=channels, dim=dim)
+    for pattern, build in BACKBONES.items():
+        if match := re.fullmatch(pattern, name):
+            return build(*map(int, match.groups()), channels=channels, dim=dim)
     raise InputError(f"model.backbone must be 'small_cnn' or 'wrn-DEPTH-WIDTH' (wrn-28-10), got {name!r}")

@@ -84,11 +84,9 @@ def sample(
     device: Device = "auto",
 ) -> None:
     """Draw images from noise: one PNG each and all of them in grid.png."""
-    from gmmc import runs
-    from gmmc.commands import draw_to_folder
-    from gmmc.models import pick_device
+    from gmmc.commands import draw_to_folder, load_model
 
-    model = runs.load(run, pick_device(device))
+    model = load_model(run, device)
     if out is None:
         out = (Path(run) if Path(run).is_dir() else Path(run).parent) / "samples"
     grid = draw_to_folder(model, out, number=number, class_names=label or [], seed=seed, steps=steps)
@@ -106,11 +104,9 @@ def predict(
     device: Device = "auto",
 ) -> None:
     """Name the class of images, how sure the model is, and how likely it finds each image: log p(x)."""
-    from gmmc import runs
-    from gmmc.commands import predict_files
-    from gmmc.models import pick_device
+    from gmmc.commands import load_model, predict_files
 
-    rows = predict_files(runs.load(run, pick_device(device)), images, resize=resize)
+    rows = predict_files(load_model(run, device), images, resize=resize)
     if as_json:
         for row in rows:
             print(json.dumps(row, ensure_ascii=False))
@@ -136,7 +132,8 @@ def print_result(name: str, result, folder: Path) -> None:
         print(f"  ! {flag}")
     for path in result.pictures:
         print(f"  picture: {folder / path}")
-    conditions = ", ".join(f"{key} {value}" for key, value in result.conditions.items())
+    told = {key: value for key, value in result.conditions.items() if key not in ("trained", "settings")}
+    conditions = ", ".join(f"{key} {value}" for key, value in told.items())
     print(textwrap.fill(f"({conditions})", width=100, initial_indent="  ", subsequent_indent="   "))
 
 
@@ -159,6 +156,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         usage: Any = error
         command = usage.ctx.command_path if getattr(usage, "ctx", None) else "gmmc"
         fail(f"{usage.format_message()} (see {command} --help)", 2)
+    if status == 130:
+        fail("interrupted", status)
     sys.exit(status if isinstance(status, int) else 0)
 
 

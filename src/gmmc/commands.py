@@ -6,15 +6,13 @@ from typing import Any
 
 import torch
 
+from gmmc import core, evaluations, pictures, runs
 from gmmc import data as data_sources
-from gmmc import evaluations, pictures, runs
 from gmmc.data.files import read_image
 from gmmc.errors import InputError
 from gmmc.evaluations import Result
 from gmmc.models import Classifier, pick_device
 from gmmc.progress import Progress
-
-GRID_COLUMNS = 10
 
 
 def evaluate_run(run: str, names: Sequence[str], device: str) -> dict[str, Result]:
@@ -22,14 +20,26 @@ def evaluate_run(run: str, names: Sequence[str], device: str) -> dict[str, Resul
     folder = runs.RunFolder(run)
     if not folder.path.is_dir():
         raise InputError(f"RUN must be a run folder, got {run!r}")
-    model = runs.load(run, pick_device(device))
+    model = load_model(run, device)
     data = data_sources.load(model.cfg.data, model.cfg.train.seed)
     results = evaluations.evaluate(model, data, names, model.cfg.evaluate)
+    seconds = [line["seconds"] for line in folder.metrics()[-1:]]
     for result in results.values():
         for path, picture in result.pictures.items():
             runs.write_atomic(folder.path / path, pictures.png(picture))
-    folder.save_results({name: result.entry() for name, result in results.items()})
+    entries = {name: result.entry() for name, result in results.items()}
+    for entry in entries.values():
+        entry["conditions"]["trained"] |= {"seconds": seconds[0]} if seconds else {}
+    folder.save_results(entries)
     return results
+
+
+def load_model(run: str, device: str) -> Classifier:
+    """The model of a run on the device that was asked for, with the number of threads of its recipe."""
+    model = runs.load(run, pick_device(device))
+    if model.cfg.train.threads:
+        torch.set_num_threads(model.cfg.train.threads)
+    return model
 
 
 def draw_to_folder(
@@ -51,7 +61,7 @@ def draw_to_folder(
         name = f"{model.class_names[labels[i]].replace('/', '_')}_seed{seed + i:06d}.png"
         runs.write_atomic(out / name, pictures.png(pictures.to_image(image)))
     grid = out / "grid.png"
-    runs.write_atomic(grid, pictures.png(pictures.grid(images, min(GRID_COLUMNS, number))))
+    runs.write_atomic(grid, pictures.png(pictures.grid(images, min(pictures.GRID_COLUMNS, number))))
     return grid
 
 
@@ -59,9 +69,9 @@ def predict_files(model: Classifier, paths: Sequence[Path], *, resize: bool) -> 
     """Class, confidence and log density of each image file. No answer is given if one file cannot be read."""
     images = torch.stack([read_image(path, model.shape, resize=resize) for path in paths])
     logits = model.logits(images)
-    probabilities = logits.softmax(-1)
-    confidence, label = probabilities.max(-1)
-    rows = zip(paths, label.tolist(), confidence.tolist(), logits.logsumexp(-1).tolist(), strict=True)
+    confidence, label = core.log_posterior(logits).exp().max(-1)
+    density = core.log_density(logits)
+    rows = zip(paths, label.tolist(), confidence.tolist(), density.tolist(), strict=True)
     return [
         {"image": str(path), "class": model.class_names[y], "confidence": p, "log_density": density}
         for path, y, p, density in rows

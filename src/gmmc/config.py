@@ -55,6 +55,7 @@ class TrainConfig(Section):
     ramp: int = _number(0, at_least=0)  # updates over which beta grows from 0; 0: a switch
     seed: int = _number(0, at_least=0)
     device: str = "auto"
+    threads: int = _number(0, at_least=0)  # of a CPU run; 0: torch's choice, one per core
     log_every: int = _number(20, at_least=1)  # updates per line of metrics.jsonl
     checkpoint_seconds: float = _number(60.0, at_least=0)  # 0: after every line
 
@@ -71,6 +72,13 @@ class PhaseConfig(Section):
     shift: int = _number(0, at_least=0)  # pixels, at random, both directions, edges filled by reflection
     flip: bool = False
     noise: float = _number(0.0, at_least=0)  # std of Gaussian pixel noise, in units of [−1, 1]
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.schedule == "cosine" and self.decay_epochs:
+            raise InputError(
+                f"decay_epochs must be empty with a cosine schedule, got {list(self.decay_epochs)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -126,7 +134,7 @@ class Config:
 
 
 def load(path: str | Path, overrides: typing.Iterable[str] = ()) -> Config:
-    """Read a recipe and apply overrides such as 'train.lr=0.1'."""
+    """Read a recipe and apply overrides such as 'train.beta=0.5'."""
     path = find_recipe(path)
     tree = read_toml(path)
     for override in overrides:
@@ -219,7 +227,7 @@ def _checked(value: Any, hint: Any, f: dataclasses.Field) -> Any:
             raise InputError(f"{f.name} must be a list, got {value!r}")
         return tuple(_checked(item, typing.get_args(hint)[0], f) for item in value)
     if hint is float and type(value) is int:
-        value = float(value)
+        value = float(value) if abs(value) < 1e300 else math.inf
     if type(value) is not hint:  # not isinstance: True is an int
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
         raise InputError(f"{f.name} must be {names[hint]}, got {value!r}")

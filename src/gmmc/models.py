@@ -1,6 +1,7 @@
 """A classifier is images → logits; a head turns features into logits, and so into energies."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from gmmc import core
 from gmmc.backbones import build_backbone
 from gmmc.config import Config
 from gmmc.errors import InputError
-from gmmc.pixels import Shape, as_batch, to_signed, to_unit
+from gmmc.pixels import Shape, as_batch, as_unit, to_signed, to_unit
 from gmmc.sampling import SAMPLERS, SeededNoise, descend
 
 # Chains run in padded blocks of a fixed size, so that an image is the same to the last bit whether it is
@@ -47,6 +48,7 @@ class Classifier(nn.Module):
     def __init__(self, cfg: Config, shape: Shape, class_names: Sequence[str], priors: Tensor | None = None):
         super().__init__()
         self.cfg = cfg
+        self.trained: dict[str, Any] = {}  # how, for the conditions of a result
         self.shape = shape
         self.class_names = tuple(class_names)
         self.backbone = build_backbone(cfg.model.backbone, shape, cfg.model.dim)
@@ -90,6 +92,8 @@ class Classifier(nn.Module):
 
     # --- drawing ---
 
+    @torch.inference_mode(False)
+    @torch.enable_grad()  # the sampler needs gradients, whatever mode the caller is in
     def sample(
         self,
         n: int,
@@ -130,7 +134,7 @@ class Classifier(nn.Module):
 
     def _chains(self, labels: Tensor, first_seed: int, steps: int) -> Tensor:
         seeds = range(first_seed, first_seed + len(labels))
-        noise = SeededNoise(seeds, shape=self.shape, dim=self.dim, steps=steps, device=self.device)
+        noise = SeededNoise(seeds, shape=self.shape, dim=self.dim, device=self.device)
         means = self.head.means[labels.to(self.device)]
         sampler = self.cfg.sampler
         energy_at = SAMPLERS[sampler.name](self.backbone, means, noise, sampler.target_std)
@@ -148,9 +152,13 @@ class Classifier(nn.Module):
 @torch.inference_mode()
 def batched_logits(module: nn.Module, images: Tensor) -> Tensor:
     """Logits of any module that takes images in [0, 1], a batch at a time on the module's device."""
-    device = next(module.parameters()).device
-    unit = (to_unit(to_signed(part.to(device))) for part in images.split(PREDICT_BATCH))
-    return torch.cat([module(part) for part in unit])
+    device = next(module.parameters(), torch.empty(0)).device
+    was_training = module.training
+    module.eval()  # a foreign network may hold batch norm or dropout
+    try:
+        return torch.cat([module(as_unit(part.to(device))) for part in images.split(PREDICT_BATCH)])
+    finally:
+        module.train(was_training)
 
 
 def pick_device(name: str) -> torch.device:
@@ -158,6 +166,8 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError
         torch.zeros(0, device=device)
     except (RuntimeError, AssertionError):
         raise InputError(

@@ -29,19 +29,13 @@ def gmmc(
     the unit energy, is where the energy's scale is chosen.
     """
     x, y = real
-    if sampled is None:
-        features = model.backbone(x)
-        energies = model.head.unit_energy(features, y)
-        return Outcome(energies.mean(), energies, None, _correct(model, features, y))
-
-    x_sampled, y_sampled = sampled
-    both = model.backbone(torch.cat([x, x_sampled]))
-    features, features_sampled = both[: len(x)], both[len(x) :]
+    count = len(x)
+    if sampled is not None:  # one pass for both
+        x, y = torch.cat([x, sampled[0]]), torch.cat([y, sampled[1]])
+    features = model.backbone(x)
     energies = model.head.unit_energy(features, y)
-    sampled_energies = model.head.unit_energy(features_sampled, y_sampled)
-    loss = energies.mean() - beta * sampled_energies.mean()
-    return Outcome(loss, energies, sampled_energies, _correct(model, features, y))
-
-
-def _correct(model: Classifier, features: Tensor, y: Tensor) -> Tensor:
-    return model.head(features.detach()).argmax(-1) == y
+    correct = model.head(features[:count].detach()).argmax(-1) == y[:count]
+    if sampled is None:
+        return Outcome(energies.mean(), energies, None, correct)
+    loss = energies[:count].mean() - beta * energies[count:].mean()
+    return Outcome(loss, energies[:count], energies[count:], correct)

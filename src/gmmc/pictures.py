@@ -10,6 +10,7 @@ from gmmc.pixels import to_uint8
 
 TILE = 48  # small images are enlarged to about this many pixels
 GAP = 4
+GRID_COLUMNS = 10
 
 
 def to_image(image: Tensor) -> Image.Image:

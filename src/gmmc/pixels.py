@@ -12,10 +12,14 @@ from gmmc.errors import InputError
 Shape = tuple[int, int, int]  # channels, height, width
 
 
+def as_unit(images: Tensor) -> Tensor:
+    """uint8 or [0, 1] → float32 in [0, 1]."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images.float()
+
+
 def to_signed(images: Tensor) -> Tensor:
     """uint8 or [0, 1] → float32 in [−1, 1]."""
-    unit = images.float() / 255 if images.dtype == torch.uint8 else images.float()
-    return unit * 2 - 1
+    return as_unit(images) * 2 - 1
 
 
 def to_unit(signed: Tensor) -> Tensor:

@@ -14,20 +14,18 @@ class Progress:
         self.title = title
         self.total = total
         self._bar = None
-        self._marks: deque[tuple[float, float]] = deque(maxlen=200)  # (time, done): the speed of late
+        self._marks: deque[tuple[float, float]] = deque(maxlen=500)  # (time, done): the speed of late
 
     def __enter__(self) -> "Progress":
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as RichProgress
 
             columns = (
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                TextColumn("{task.percentage:>3.0f}%"),
+                BarColumn(bar_width=10),
                 TextColumn("{task.fields[status]}"),
-                TimeElapsedColumn(),
                 TextColumn("{task.fields[left]}"),
             )
             self._bar = RichProgress(*columns, console=Console(stderr=True, highlight=False))

@@ -1,6 +1,7 @@
 """The run folder: configuration, metrics, weights, resume states, results.
 
-Every file is written whole or not at all, and says when it has been altered since. Nothing is unpickled.
+Files are written whole or not at all (metrics.jsonl grows line by line, and a cut line is dropped).
+Weights and states carry a hash of their content and are refused when it does not match. Nothing is unpickled.
 """
 
 import fcntl
@@ -156,9 +157,9 @@ class RunFolder:
     # resume states
 
     def save_state(self, state: State) -> None:
-        content, digest = pack(state.tensors, state.info)
+        content, digest = pack(state.tensors, {**state.info, "step": state.step})
         folder = self.path / RESUME
-        write_atomic(folder / f"step-{state.step:09d}-rank-0-{digest[:16]}.safetensors", content)
+        write_atomic(folder / self._state_name(state.step, digest), content)
         for old in self._state_files()[STATES_KEPT:]:
             old.unlink()
 
@@ -172,17 +173,21 @@ class RunFolder:
         for path in self._state_files():
             try:
                 tensors, info, digest = unpack(path)
-                if not path.stem.endswith(digest[:16]):
+                if path.name != self._state_name(info["step"], digest):
                     raise Damaged(f"{path} was altered: its content does not match its name")
             except Damaged as error:
                 path.rename(path.with_suffix(".damaged"))
                 complaints.append(str(error))
                 continue
-            return State(int(path.name.split("-")[1]), tensors, info), complaints
+            return State(info["step"], tensors, info), complaints
         if complaints or any((self.path / RESUME).glob("*.damaged")) or self.metrics():
             lines = "; ".join([*complaints, f"no intact state is left in {self.path / RESUME}"])
             raise InputError(f"{lines}: delete {self.path} to train from the start")
         return None, []
+
+    @staticmethod
+    def _state_name(step: int, digest: str) -> str:
+        return f"step-{step:09d}-rank-0-{digest[:16]}.safetensors"
 
     def _state_files(self) -> list[Path]:
         """Newest first."""
@@ -233,11 +238,11 @@ class RunFolder:
 # --- weights --------------------------------------------------------------------------------------
 
 
-def save_model(path: Path, model: Classifier, step: int) -> None:
+def save_model(path: Path, model: Classifier) -> None:
     """Weights, γ², priors and all that is needed to use them, in one file."""
     info = {
         "gmmc": __version__,
-        "step": step,
+        "trained": model.trained,
         "weights": "last",  # of the last update, not averaged
         "config": config.to_toml(model.cfg),
         "shape": model.shape,
@@ -256,6 +261,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Classifier:
         tensors, info, _ = unpack(file)
         cfg = config.from_text(info["config"])
         model = Classifier(cfg, tuple(info["shape"]), info["class_names"])
+        model.trained = info["trained"]
         model.load_state_dict(tensors)
     except Damaged as error:
         raise InputError(

@@ -53,20 +53,18 @@ SAMPLERS: dict[str, Callable[[Features, Tensor, Noise, float], EnergyAt]] = {
 class SeededNoise:
     """Everything random about a batch of chains, from one seed per chain and nothing else.
 
-    Drawn on the CPU, so that a seed means the same start on every device.
+    Drawn on the CPU, so that a seed means the same start on every device; call it for t = 0, 1, 2, … in turn.
     """
 
-    def __init__(self, seeds: Sequence[int], *, shape: Shape, dim: int, steps: int, device: torch.device):
-        starts, normals = [], []
-        for seed in seeds:
-            source = generator("chain", seed)
-            starts.append(torch.rand(shape, generator=source) * 2 - 1)
-            normals.append(torch.randn(steps, dim, generator=source))
+    def __init__(self, seeds: Sequence[int], *, shape: Shape, dim: int, device: torch.device):
+        self._sources = [generator("chain", seed) for seed in seeds]
+        self._dim, self._device = dim, device
+        starts = [torch.rand(shape, generator=source) * 2 - 1 for source in self._sources]
         self.start = torch.stack(starts).to(device)  # x′_0 ~ U(−1, 1)
-        self._normals = torch.stack(normals, dim=1).to(device)  # (steps, B, d)
 
     def __call__(self, t: int) -> Tensor:
-        return self._normals[t]
+        normals = [torch.randn(self._dim, generator=source) for source in self._sources]
+        return torch.stack(normals).to(self._device)
 
     @staticmethod
     def quantiles_of(seeds: Sequence[int]) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gmmc import core, objectives, runs
+from gmmc import core, objectives, provenance, runs
 from gmmc import data as data_sources
 from gmmc.buffer import ReplayBuffer
 from gmmc.config import Config
@@ -31,19 +31,21 @@ from gmmc.schedule import Moment, Plan
 def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifier:
     """Train in the folder `out`, going on where an earlier call with the same configuration stopped."""
     device = pick_device(cfg.train.device)
+    if cfg.train.threads:
+        torch.set_num_threads(cfg.train.threads)
     data = data or data_sources.load(cfg.data, cfg.train.seed)
     training = Training(cfg, data, device)
     folder = RunFolder(out)
     with folder.opened_for(cfg):
-        finished = load_finished(folder, training.plan)
+        finished = load_finished(folder, training)
         if finished:
             print(f"{folder.path} is already trained ({training.plan.total} updates)")
             return finished
         with Progress("training", training.plan.work(training.plan.total)) as bar, interruptible() as stop:
             run_updates(training, folder, bar, stop)
-        training.model.head.gamma2.fill_(training.estimate_gamma2())
-        runs.save_model(folder.path / runs.MODEL, training.model, training.step)
-    return training.model.eval()
+        model = training.finish()
+        runs.save_model(folder.path / runs.MODEL, model)
+    return model
 
 
 def run_updates(training: "Training", folder: RunFolder, bar: Progress, stop: threading.Event) -> None:
@@ -53,12 +55,16 @@ def run_updates(training: "Training", folder: RunFolder, bar: Progress, stop: th
     for complaint in complaints:
         bar.say(complaint)
     if state:
+        check_same_data(state.info["data"], training, folder)
         training.restore(state)
         folder.rewind_metrics(training.step)
-        bar.say(f"resuming {folder.path} at update {training.step} of {plan.total}")
+        elsewhere = (
+            "" if state.info["device"] == training.device.type else f", begun on {state.info['device']}"
+        )
+        bar.say(f"resuming {folder.path} at update {training.step} of {plan.total}{elsewhere}")
     else:
         folder.save_state(training.state())
-    saved_at = time.monotonic()
+    saved_at, status = time.monotonic(), ""
 
     while training.step < plan.total:
         training.update()
@@ -67,11 +73,13 @@ def run_updates(training: "Training", folder: RunFolder, bar: Progress, stop: th
         if step % cfg.log_every == 0 or epoch_done or step == plan.total:
             line = training.log_line(with_validation=epoch_done)
             folder.append_metrics(line)
-            bar.update(plan.work(step), describe(line, plan.total))
+            status = describe(line)
             if step < plan.total and time.monotonic() - saved_at >= cfg.checkpoint_seconds:
                 folder.save_state(training.state())
                 saved_at = time.monotonic()
+        bar.update(plan.work(step), f"{step}/{plan.total}  {status}")
         if stop.is_set() and step < plan.total:
+            training.refuse_divergence(training.meter.means())
             folder.save_state(training.state())
             raise Interrupted(f"stopped at update {step} of {plan.total}; run the same command to go on")
     folder.save_state(training.state())
@@ -157,6 +165,16 @@ class Training:
         self.buffer.put(slots, x, y)
         return x, y
 
+    def finish(self) -> Classifier:
+        """The model, with γ² over the whole training set."""
+        self.model.head.gamma2.fill_(self.estimate_gamma2())
+        self.model.trained = {
+            "updates": self.step,
+            "data_sha256": self.data.fingerprint,
+            "commit": provenance.commit(),
+        }
+        return self.model.eval()
+
     @torch.no_grad()
     def estimate_gamma2(self) -> float:
         """γ² over the training images, as they are (section 3.1)."""
@@ -179,22 +197,27 @@ class Training:
             "lr": now.lr,
             "beta": now.beta,
         }
-        line |= self.meter.read_and_reset()
-        self._refuse_divergence(line)
+        means = self.meter.means()
+        self.refuse_divergence(means)
+        self.meter.sums.zero_()
+        line |= means
+        # A running estimate, for the accuracies: with unequal priors γ² has a say in them.
+        self.model.head.gamma2.fill_(2 * means["real_energy"] / self.model.dim)
         if with_validation and len(self.data.valid):
             predicted = self.model.predict(self.data.valid.images).cpu()
             line["valid_accuracy"] = (predicted == self.data.valid.labels).float().mean().item()
         line["seconds"] = round(self._elapsed(), 3)
         return line
 
-    def _refuse_divergence(self, line: dict) -> None:
+    def refuse_divergence(self, means: dict[str, float]) -> None:
         """Real energies begin near S²/2 and are pushed down: far above that, or non-finite, is divergence."""
         limit = 1000 * self.cfg.model.scale**2
-        if line["real_energy"] < limit and math.isfinite(line.get("sampled_energy", 0.0)):
+        real, sampled = means.get("real_energy", 0.0), means.get("sampled_energy", 0.0)
+        if real < limit and math.isfinite(sampled):
             return
         raise Diverged(
-            f"training diverged by update {self.step}: energies of real images {line['real_energy']:.3g}, "
-            f"of sampled ones {line.get('sampled_energy', 0.0):.3g}; "
+            f"training diverged by update {self.step}: "
+            f"energies of real images {real:.3g}, of sampled ones {sampled:.3g}; "
             "use a smaller sampler.alpha, train.beta or learning rate, or more sampler.steps, in a new --out"
         )
 
@@ -211,7 +234,12 @@ class Training:
         if self.buffer:
             tensors |= {f"buffer.{name}": tensor for name, tensor in self.buffer.state_dict().items()}
         tensors["meter.sums"] = self.meter.sums
-        info = {"seconds": self._elapsed(), "threads": torch.get_num_threads(), "device": str(self.device)}
+        info = {
+            "seconds": self._elapsed(),
+            "threads": torch.get_num_threads(),
+            "device": self.device.type,
+            "data": self.data.fingerprint,
+        }
         return State(self.step, tensors, info)
 
     def restore(self, state: State) -> None:
@@ -249,13 +277,13 @@ class Meter:
             ]
         )
 
-    def read_and_reset(self) -> dict[str, float]:
+    def means(self) -> dict[str, float]:
+        """Reads the device; empty when nothing was added."""
         real, correct, count, sampled, sampled_count = self.sums.tolist()
-        self.sums.zero_()
-        line = {"real_energy": real / count, "accuracy": correct / count}
+        means = {"real_energy": real / count, "accuracy": correct / count} if count else {}
         if sampled_count:
-            line["sampled_energy"] = sampled / sampled_count
-        return line
+            means["sampled_energy"] = sampled / sampled_count
+        return means
 
 
 @functools.lru_cache(maxsize=1)
@@ -281,14 +309,22 @@ def check(cfg: Config, data: Dataset) -> None:
             raise InputError(f"{name}.shift must be less than the image size {smallest_side}, got {shift}")
 
 
-def load_finished(folder: RunFolder, plan: Plan) -> Classifier | None:
+def load_finished(folder: RunFolder, training: Training) -> Classifier | None:
     """The model of a training that had reached its end; None when there is none or it is damaged."""
     path = folder.path / runs.MODEL
     try:
         _, info, _ = runs.unpack(path)
     except (OSError, runs.Damaged):
         return None
-    return runs.load(path) if info["step"] == plan.total else None
+    check_same_data(info["trained"]["data_sha256"], training, folder)
+    return runs.load(path, training.device)
+
+
+def check_same_data(fingerprint: str, training: Training, folder: RunFolder) -> None:
+    if fingerprint != training.data.fingerprint:
+        raise InputError(
+            f"{folder.path} was trained on other images or labels; give the same, or another --out"
+        )
 
 
 @contextmanager
@@ -312,12 +348,13 @@ def interruptible() -> Iterator[threading.Event]:
             signal.signal(signum, handler)
 
 
-def describe(line: dict, total: int) -> str:
-    """A metrics line for people."""
-    parts = [f"update {line['step']}/{total}", f"real {line['real_energy']:.2f}"]
+def describe(line: dict) -> str:
+    """A metrics line for people, short enough for a bar of 80 columns."""
+    parts = [f"real {line['real_energy']:.2f}"]
     if "sampled_energy" in line:
         parts.append(f"sampled {line['sampled_energy']:.2f}")
-    parts.append(f"accuracy {line['accuracy']:.1%}")
     if "valid_accuracy" in line:
         parts.append(f"valid {line['valid_accuracy']:.1%}")
+    else:
+        parts.append(f"accuracy {line['accuracy']:.1%}")
     return "  ".join(parts)

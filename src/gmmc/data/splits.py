@@ -1,5 +1,7 @@
 """Labelled images in memory, checked when they are made."""
 
+import functools
+import hashlib
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +70,14 @@ class Dataset:
     @property
     def shape(self) -> Shape:
         return self.train.images.shape[1], self.train.images.shape[2], self.train.images.shape[3]
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A hash of what a model learns from: a run is only gone on with on the same images and labels."""
+        digest = hashlib.sha256(repr((self.shape, self.class_names)).encode())
+        digest.update(self.train.images.contiguous().numpy().data)
+        digest.update(self.train.labels.contiguous().numpy().data)
+        return digest.hexdigest()
 
     @property
     def class_counts(self) -> Tensor:

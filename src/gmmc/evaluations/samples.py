@@ -14,13 +14,12 @@ from gmmc.data import Dataset, LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
-from gmmc.pictures import grid
-from gmmc.pixels import to_signed, to_uint8, to_unit
+from gmmc.pictures import GRID_COLUMNS, grid
+from gmmc.pixels import as_unit, to_uint8
 from gmmc.progress import Progress
 from gmmc.randomness import generator
 
 JUDGE_IMAGES = 10_000  # an SVM's time grows with the square of this
-GRID_COLUMNS = 10
 
 
 def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
@@ -74,13 +73,17 @@ def doubts(values: dict[str, float]) -> list[str]:
 
 
 def pixel_vectors(data: LabelledImages) -> np.ndarray:
-    return to_unit(to_signed(data.images)).flatten(1).numpy()
+    return as_unit(data.images).flatten(1).numpy()
 
 
 def within_class_distance(data: LabelledImages, classes: int) -> float:
     """Mean over the classes of the mean Euclidean distance of two images of a class, pixels in [0, 1]."""
     pixels = torch.from_numpy(pixel_vectors(data))
-    return torch.stack([torch.pdist(pixels[data.labels == y]).mean() for y in range(classes)]).mean().item()
+    by_class = [pixels[data.labels == y] for y in range(classes)]
+    alone = [y for y, images in enumerate(by_class) if len(images) < 2]
+    if alone:
+        raise InputError(f"a distance within a class needs two images, got fewer for class {alone[0]}")
+    return torch.stack([torch.pdist(images).mean() for images in by_class]).mean().item()
 
 
 def by_class(images: Tensor, classes: int, count: int) -> Tensor:
