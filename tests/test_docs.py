@@ -31,6 +31,11 @@ def test_every_function_of_the_paper_table_exists():
             found = getattr(found, part)
 
 
+def test_the_python_snippet_runs(run):
+    (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(snippet.replace("runs/demo", str(run)), {})
+
+
 def test_every_linked_file_exists():
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).exists(), target
