@@ -27,11 +27,11 @@ def grid(images: Tensor, columns: int, row_names: Sequence[str] = ()) -> Image.I
     font = ImageFont.load_default(size=16)
     margin = max((int(font.getlength(name)) + 12 for name in row_names), default=0)
     size = (margin + columns * (width + GAP) + GAP, rows * (height + GAP) + GAP)
-    canvas = Image.new("RGB", size, "white")
+    canvas = Image.new("RGB", size, "slategray")  # neither the black nor the white of a digit
     draw = ImageDraw.Draw(canvas)
     for row, name in enumerate(row_names):
         middle = row * (height + GAP) + GAP + height / 2
-        draw.text((margin - 8, middle), name, fill="black", font=font, anchor="rm")
+        draw.text((margin - 8, middle), name, fill="white", font=font, anchor="rm")
     for i, image in enumerate(images):
         tile = to_image(image).resize((width, height), Image.Resampling.NEAREST)
         canvas.paste(tile, (margin + GAP + i % columns * (width + GAP), GAP + i // columns * (height + GAP)))
