@@ -5,13 +5,14 @@ import torch
 from torch import nn
 
 import gmmc
-from conftest import make_model, tiny_data
+from conftest import make_model, tiny_config, tiny_data
 from gmmc.commands import evaluate_run
 from gmmc.config import EvaluateConfig
 from gmmc.data import LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations import EVALUATIONS, Result, evaluate
 from gmmc.evaluations.samples import by_class, doubts, within_class_distance
+from gmmc.train import train
 
 SMALL = EvaluateConfig(samples=30)
 
@@ -162,6 +163,12 @@ def test_a_run_gets_its_results_and_pictures(run):
     assert results["samples"]["conditions"]["steps"] == 3
     for path in results["samples"]["files"]:
         assert (run / path).is_file()
+
+
+def test_a_run_is_not_measured_on_data_it_was_not_trained_on(tmp_path):
+    train(tiny_config(), tmp_path / "run", tiny_data())
+    with pytest.raises(InputError, match="was not trained on the digits that data.name gives now"):
+        evaluate_run(str(tmp_path / "run"), [], "cpu")
 
 
 def test_unknown_evaluations_are_listed(run):

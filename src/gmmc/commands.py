@@ -22,6 +22,11 @@ def evaluate_run(run: str, names: Sequence[str], device: str) -> dict[str, Resul
         raise InputError(f"RUN must be a run folder, got {run!r}")
     model = load_model(run, device)
     data = data_sources.load(model.cfg.data, model.cfg.train.seed)
+    if data.fingerprint != model.trained["data_sha256"]:
+        raise InputError(
+            f"{run} was not trained on the {model.cfg.data.name} that data.name gives now; "
+            "in Python, gmmc.evaluate(model, data) takes any data"
+        )
     results = evaluations.evaluate(model, data, names, model.cfg.evaluate)
     seconds = [line["seconds"] for line in folder.metrics()[-1:]]
     for result in results.values():

@@ -47,4 +47,9 @@ def conditions(model: nn.Module, **settings: Any) -> dict[str, Any]:
     if not isinstance(model, Classifier):
         return measured
     cfg = model.cfg
-    return {"data": cfg.data.name, **measured, "trained": model.trained, "settings": dataclasses.asdict(cfg)}
+    return {
+        "data": cfg.data.name,
+        **measured,
+        "trained": dict(model.trained),
+        "settings": dataclasses.asdict(cfg),
+    }
