@@ -113,6 +113,12 @@ class TestImageFiles:
             read_image(tmp_path / "big.png", (1, 8, 8))
         assert read_image(tmp_path / "big.png", (1, 8, 8), resize=True).shape == (1, 8, 8)
 
+    def test_a_picture_too_large_to_be_meant_is_refused(self, tmp_path, monkeypatch):
+        Image.new("L", (60, 60)).save(tmp_path / "huge.png")
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
+        with pytest.raises(InputError, match=r"cannot read .*huge.png as an image"):
+            read_image(tmp_path / "huge.png", (1, 8, 8), resize=True)
+
     def test_what_cannot_be_read_is_named(self, tmp_path):
         (tmp_path / "text.png").write_text("not an image")
         with pytest.raises(InputError, match=r"cannot read .*text.png as an image"):

@@ -12,7 +12,7 @@ def test_the_digits_recipe_keeps_its_promises(tmp_path):
     cfg = config.load("digits")
     assert cfg.evaluate.samples == 1000
     train(cfg, tmp_path / "demo")
-    results = evaluate_run(str(tmp_path / "demo"), [], "cpu")
+    results = dict(evaluate_run(str(tmp_path / "demo"), [], "cpu"))
     assert results["accuracy"].values["top1"] >= 0.97
     assert results["samples"].values["svc_agreement"] >= 0.95
     assert results["samples"].values["diversity"] >= 0.5

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 import gmmc
+from conftest import tiny_data
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -31,9 +32,15 @@ def test_every_function_of_the_paper_table_exists():
             found = getattr(found, part)
 
 
-def test_the_python_snippet_runs(run):
-    (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(snippet.replace("runs/demo", str(run)), {})
+def test_the_python_snippets_run(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = tiny_data(classes=2)
+    given = {"images": data.train.images, "labels": data.train.labels}
+    snippets = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(snippets) == 2
+    for snippet in snippets:
+        exec(snippet.replace("runs/demo", str(run)), dict(given))
+    assert (tmp_path / "runs" / "mine" / "model.safetensors").exists()
 
 
 def test_every_linked_file_exists():

@@ -69,6 +69,10 @@ def test_a_foreign_network_is_evaluated_in_eval_mode_and_given_back_as_it_was():
     assert network.training
 
 
+def test_one_name_may_stand_alone():
+    assert gmmc.evaluate(Brightness(), tiny_data(), "accuracy").keys() == {"accuracy"}
+
+
 def test_a_network_without_parameters():
     class Fixed(nn.Module):
         def forward(self, x):
@@ -149,8 +153,8 @@ def test_by_class_sorts_interleaved_images():
 
 
 def test_a_run_gets_its_results_and_pictures(run):
-    evaluate_run(str(run), ["accuracy"], "cpu")
-    evaluate_run(str(run), ["samples"], "cpu")
+    for name in ("accuracy", "samples"):
+        dict(evaluate_run(str(run), [name], "cpu"))
     results = json.loads((run / "results.json").read_text())
     assert results.keys() == {"accuracy", "samples"}
     assert 0 <= results["accuracy"]["values"]["top1"] <= 1
@@ -167,10 +171,10 @@ def test_a_run_gets_its_results_and_pictures(run):
 
 def test_a_run_is_not_measured_on_data_it_was_not_trained_on(tmp_path):
     train(tiny_config(), tmp_path / "run", tiny_data())
-    with pytest.raises(InputError, match="was not trained on the digits that data.name gives now"):
-        evaluate_run(str(tmp_path / "run"), [], "cpu")
+    with pytest.raises(InputError, match="was not trained on the digits"):
+        dict(evaluate_run(str(tmp_path / "run"), [], "cpu"))
 
 
 def test_unknown_evaluations_are_listed(run):
     with pytest.raises(InputError, match="unknown evaluation 'beauty'; known are accuracy, samples"):
-        evaluate_run(str(run), ["beauty"], "cpu")
+        dict(evaluate_run(str(run), ["beauty"], "cpu"))

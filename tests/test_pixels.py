@@ -29,6 +29,12 @@ def test_channels_last_and_first_agree():
     assert torch.equal(as_batch(first.permute(0, 2, 3, 1).numpy(), (3, 8, 8)), first)
 
 
+def test_read_only_arrays_are_no_matter():
+    values = np.zeros((2, 8, 8), np.uint8)
+    values.flags.writeable = False
+    assert as_batch(values, (1, 8, 8)).shape == (2, 1, 8, 8)
+
+
 @pytest.mark.parametrize(
     ("images", "message"),
     [
@@ -38,6 +44,9 @@ def test_channels_last_and_first_agree():
         (np.full((2, 8, 8), np.nan), "got values from nan"),
         (np.full((2, 8, 8), -1.0), "got values from -1"),
         (np.zeros((2, 8, 8), np.int64), "got torch.int64"),
+        (np.zeros((2, 8, 8), ">f4"), "images must be an array of uint8 or floating point"),
+        (np.zeros((2, 8, 8), object), "images must be an array of uint8 or floating point"),
+        ("photo.png", "images must be an array of uint8 or floating point"),
     ],
 )
 def test_what_is_no_image_is_refused(images, message):

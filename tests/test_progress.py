@@ -1,3 +1,4 @@
+import contextlib
 import os
 import pty
 import subprocess
@@ -47,6 +48,19 @@ def test_time_left_follows_the_speed(monkeypatch):
     bar.update(10)
     bar.update(20)  # ten units in ten seconds
     assert bar._left() == "1:20 left"
+
+
+def test_a_closed_pipe_does_not_stop_the_work(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(progress.sys, "stderr", closed)
+        with Progress("training", 1) as bar:
+            bar.say("hello")
+            bar.update(1)
+        monkeypatch.undo()
+        with contextlib.suppress(BrokenPipeError):
+            closed.close()
 
 
 def test_nothing_to_do_is_no_error(capsys):

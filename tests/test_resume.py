@@ -105,11 +105,23 @@ def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch, capsys, data
     assert before == {p: p.stat().st_mtime_ns for p in before}
 
 
-def test_a_damaged_model_is_restored_from_the_last_state(tmp_path, uninterrupted):
+def test_a_damaged_model_is_named_and_restored_from_the_last_state(tmp_path, capsys, uninterrupted):
     train(tiny_config(), tmp_path / "run", tiny_data())
     (tmp_path / "run" / "model.safetensors").write_bytes(b"gone")
+    states = sorted((tmp_path / "run" / "resume").iterdir())
     train(tiny_config(), tmp_path / "run", tiny_data())
+    assert "model.safetensors is not a whole gmmc file" in capsys.readouterr().err
     assert weights(tmp_path / "run") == uninterrupted
+    assert sorted((tmp_path / "run" / "resume").iterdir()) == states
+
+
+def test_lost_metrics_are_told(tmp_path, capsys):
+    train(tiny_config(), tmp_path / "run", tiny_data())
+    (tmp_path / "run" / "model.safetensors").unlink()
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[2:]))
+    train(tiny_config(), tmp_path / "run", tiny_data())
+    assert "metrics.jsonl has lost 2 of its lines" in capsys.readouterr().err
 
 
 def test_a_damaged_state_is_named_and_costs_only_its_steps(tmp_path, monkeypatch, capsys, uninterrupted):

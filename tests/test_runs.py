@@ -191,7 +191,7 @@ class TestFolder:
     def test_a_damaged_configuration_is_named(self, tmp_path):
         (tmp_path / "config.toml").write_text("[train")
         with (
-            pytest.raises(InputError, match=r"config.toml is not valid TOML"),
+            pytest.raises(InputError, match=r"config.toml is damaged: .* not valid TOML"),
             RunFolder(tmp_path).opened_for(tiny_config()),
         ):
             pass
@@ -205,6 +205,12 @@ class TestFolder:
         assert [line["step"] for line in folder.metrics()] == [1, 2, 3]
         folder.rewind_metrics(2)
         assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+
+    @pytest.mark.parametrize("line", [b"[1]", b"3", b'{"a": 1}', b'{"step": null}', b"\xff\xfe", b"garbage"])
+    def test_a_damaged_line_of_metrics_is_named(self, tmp_path, line):
+        (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + line + b"\n")
+        with pytest.raises(InputError, match=r"metrics.jsonl is damaged in line 2"):
+            RunFolder(tmp_path).metrics()
 
     def test_results_of_one_evaluation_leave_the_others(self, tmp_path):
         folder = RunFolder(tmp_path)

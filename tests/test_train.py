@@ -197,7 +197,7 @@ def test_logged_energies_are_means_over_the_interval(data):
     ("sections", "message"),
     [
         ({"generative": {"shift": 8}}, "generative.shift must be less than the image size 8, got 8"),
-        ({"train": {"device": "abacus"}}, "device must be auto or a device"),
+        ({"train": {"device": "abacus"}}, "device must be auto"),
         ({"model": {"dim": 1}}, "3 equiangular means need dim >= 2, got dim=1"),
         ({"model": {"backbone": "vgg"}}, "model.backbone must be"),
     ],

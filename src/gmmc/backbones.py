@@ -29,8 +29,10 @@ class Block(nn.Module):
 
 def wide_resnet(depth: int, width: int, *, channels: int, dim: int) -> nn.Sequential:
     """WRN-depth-width (Zagoruyko & Komodakis). dim=0: no linear layer after pooling, d = 64·width."""
-    if depth < 10 or (depth - 4) % 6:
-        raise InputError(f"the depth of a wide ResNet must be 6n + 4 and at least 10, got {depth}")
+    if not 10 <= depth <= 1000 or (depth - 4) % 6:
+        raise InputError(f"the depth of a wide ResNet must be 6n + 4, from 10 to 1000, got {depth}")
+    if width > 100:
+        raise InputError(f"the width of a wide ResNet must be at most 100, got {width}")
     blocks_per_stage = (depth - 4) // 6
     layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1)]
     width_in = 16

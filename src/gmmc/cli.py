@@ -1,6 +1,8 @@
 """The command line: parses, then calls one function. Heavy imports wait until a command needs them."""
 
 import json
+import os
+import signal
 import sys
 import textwrap
 from pathlib import Path
@@ -8,11 +10,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from gmmc import __version__
 from gmmc.errors import Diverged, InputError, Interrupted
 
 app = typer.Typer(
-    help="Generative max-Mahalanobis classifiers: train, sample, evaluate, predict.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -20,6 +21,22 @@ app = typer.Typer(
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder or a model.safetensors file.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"gmmc {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", callback=show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Generative max-Mahalanobis classifiers: train, sample, evaluate, predict."""
 
 
 def example(command: str) -> str:
@@ -58,12 +75,19 @@ def evaluate(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help="accuracy, samples; default: all.")
     ] = None,
+    samples: Annotated[int | None, typer.Option(help="Chains to draw; default: the recipe's.", min=1)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of the first chain; default: the recipe's.", min=0)
+    ] = None,
     device: Device = "auto",
 ) -> None:
-    """Measure a finished run on its test images; writes results.json and pictures into the run folder."""
+    """Measure a finished run on test images.
+
+    Writes the numbers with their conditions to results.json, and pictures, in the run folder.
+    """
     from gmmc.commands import evaluate_run
 
-    for name, result in evaluate_run(run, names or [], device).items():
+    for name, result in evaluate_run(run, names or [], device, samples=samples, seed=seed):
         print_result(name, result, Path(run))
     print(f"\nAll of it: {Path(run) / 'results.json'}")
 
@@ -71,19 +95,28 @@ def evaluate(
 @app.command(epilog=example("gmmc sample runs/demo --label 3 --number 20 --seed 100 --out threes"))
 def sample(
     run: Run,
-    number: Annotated[int, typer.Option("--number", "-n", help="How many images.", min=1)] = 100,
+    number: Annotated[
+        int, typer.Option("--number", "-n", help="How many images.", min=1, max=10_000_000)
+    ] = 100,
     label: Annotated[
         list[str] | None,
         typer.Option(help="A class, by name; repeat for several. Default: drawn from the priors."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the first image; the next has seed + 1.", min=0)] = 0,
-    steps: Annotated[int | None, typer.Option(help="Sampler steps; default: the model's own.", min=1)] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the first image; the next has seed + 1.", min=0, max=2**62)
+    ] = 0,
+    steps: Annotated[
+        int | None, typer.Option(help="Sampler steps; default: the model's own.", min=1, max=1_000_000)
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the pictures; default: samples/ in the run.")
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Draw images from noise: one PNG each and all of them in grid.png."""
+    """Draw images from noise.
+
+    One PNG each, named by class and seed, and all of them in grid.png.
+    """
     from gmmc.commands import draw_to_folder, load_model
 
     model = load_model(run, device)
@@ -103,7 +136,10 @@ def predict(
     ] = False,
     device: Device = "auto",
 ) -> None:
-    """Name the class of images, how sure the model is, and how likely it finds each image: log p(x)."""
+    """Classify image files.
+
+    Names the class of each, p(y|x) as confidence, and log p(x) up to a constant as log density.
+    """
     from gmmc.commands import load_model, predict_files
 
     rows = predict_files(load_model(run, device), images, resize=resize)
@@ -139,26 +175,50 @@ def print_result(name: str, result, folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Every failure a user can cause ends in one line on standard error: exit status 2, 1 or 130."""
+    if arguments is None:
+        arguments = sys.argv[1:]
+        signal.signal(signal.SIGINT, stop_at_once)
     try:
-        status = app(arguments, standalone_mode=False)
+        status = app(arguments or ["--help"], standalone_mode=False)
+        sys.stdout.flush()
     except InputError as error:
         fail(error, 2)
     except Diverged as error:
         fail(error, 1)
     except Interrupted as error:
         fail(error, 130)
+    except BrokenPipeError:
+        # `gmmc predict … | head`: the reader has seen enough. Python would complain again at its own exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else error, 2)
     except Exception as error:
+        if is_out_of_memory(error):
+            fail("not enough memory; ask for a smaller batch, buffer, network or number of images", 1)
         if not hasattr(error, "format_message"):
             raise  # a bug of ours: the traceback is wanted
         # One of typer's usage errors: a wrong option, a missing argument.
         usage: Any = error
         command = usage.ctx.command_path if getattr(usage, "ctx", None) else "gmmc"
         fail(f"{usage.format_message()} (see {command} --help)", 2)
-    if status == 130:
-        fail("interrupted", status)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def stop_at_once(number: int, frame: object) -> NoReturn:
+    """Ctrl-C where no state is to be saved; training has its own way while it updates.
+
+    No exception: half-imported libraries turn one into pages of others. Files are whole or not there.
+    """
+    show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live bar hides it
+    os.write(2, f"{show_cursor}gmmc: interrupted\n".encode())
+    os._exit(130)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """torch has a class for it on GPUs only."""
+    words = ("out of memory", "not enough memory", "can't allocate memory", "Unable to allocate")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def fail(message: object, status: int) -> NoReturn:

@@ -1,6 +1,7 @@
 """What the commands do with a trained model and files. The command line parses and prints; this works."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,17 @@ from gmmc import data as data_sources
 from gmmc.data.files import read_image
 from gmmc.errors import InputError
 from gmmc.evaluations import Result
-from gmmc.models import Classifier, pick_device
+from gmmc.models import Classifier
 from gmmc.progress import Progress
 
 
-def evaluate_run(run: str, names: Sequence[str], device: str) -> dict[str, Result]:
-    """Measure a finished run on its own data; results.json and pictures go into its folder."""
+def evaluate_run(
+    run: str, names: Sequence[str], device: str, *, samples: int | None = None, seed: int | None = None
+) -> Iterator[tuple[str, Result]]:
+    """Measure a finished run on its own data, one evaluation after the other.
+
+    Each is in results.json, and its pictures in the folder, before the next begins.
+    """
     folder = runs.RunFolder(run)
     if not folder.path.is_dir():
         raise InputError(f"RUN must be a run folder, got {run!r}")
@@ -27,21 +33,22 @@ def evaluate_run(run: str, names: Sequence[str], device: str) -> dict[str, Resul
             f"{run} was not trained on the {model.cfg.data.name} that data.name gives now; "
             "in Python, gmmc.evaluate(model, data) takes any data"
         )
-    results = evaluations.evaluate(model, data, names, model.cfg.evaluate)
-    seconds = [line["seconds"] for line in folder.metrics()[-1:]]
-    for result in results.values():
+    changes = {"samples": samples, "seed": seed}
+    cfg = dataclasses.replace(model.cfg.evaluate, **{k: v for k, v in changes.items() if v is not None})
+    folder.results()  # refuse a damaged file before the work, not after
+    if metrics := folder.metrics():
+        model.trained["seconds"] = metrics[-1]["seconds"]
+    for name in evaluations.choose(model, names):
+        result = evaluations.EVALUATIONS[name](model, data, cfg)
         for path, picture in result.pictures.items():
             runs.write_atomic(folder.path / path, pictures.png(picture))
-    entries = {name: result.entry() for name, result in results.items()}
-    for entry in entries.values():
-        entry["conditions"]["trained"] |= {"seconds": seconds[0]} if seconds else {}
-    folder.save_results(entries)
-    return results
+        folder.save_results({name: result.entry()})
+        yield name, result
 
 
 def load_model(run: str, device: str) -> Classifier:
     """The model of a run on the device that was asked for, with the number of threads of its recipe."""
-    model = runs.load(run, pick_device(device))
+    model = runs.load(run, device)
     if model.cfg.train.threads:
         torch.set_num_threads(model.cfg.train.threads)
     return model

@@ -43,19 +43,23 @@ class DataConfig(Section):
 @dataclass(frozen=True)
 class ModelConfig(Section):
     backbone: str = "small_cnn"  # or "wrn-28-10"
-    dim: int = _number(0, at_least=0)  # width of a linear layer after pooling; 0: the backbone's own
-    scale: float = _number(10.0, above=0)  # S, the norm of the means
+    dim: int = _number(
+        0, at_least=0, at_most=1_000_000
+    )  # width of a linear layer after pooling; 0: the backbone's own
+    scale: float = _number(10.0, at_least=1e-3, at_most=1e6)  # S, the norm of the means
     priors: Literal["uniform", "empirical"] = "uniform"
 
 
 @dataclass(frozen=True)
 class TrainConfig(Section):
-    batch_size: int = _number(64, at_least=1)
-    beta: float = _number(0.5, at_least=0)  # weight of the sampled energies in the generative phase
+    batch_size: int = _number(64, at_least=1, at_most=1_000_000)
+    beta: float = _number(
+        0.5, at_least=0, at_most=100
+    )  # weight of the sampled energies in the generative phase
     ramp: int = _number(0, at_least=0)  # updates over which beta grows from 0; 0: a switch
-    seed: int = _number(0, at_least=0)
+    seed: int = _number(0, at_least=0, at_most=2**63 - 1)
     device: str = "auto"
-    threads: int = _number(0, at_least=0)  # of a CPU run; 0: torch's choice, one per core
+    threads: int = _number(0, at_least=0, at_most=1024)  # of a CPU run; 0: torch's choice, one per core
     log_every: int = _number(20, at_least=1)  # updates per line of metrics.jsonl
     checkpoint_seconds: float = _number(60.0, at_least=0)  # 0: after every line
 
@@ -64,14 +68,14 @@ class TrainConfig(Section):
 class PhaseConfig(Section):
     """One stretch of training. Epochs of `decay_epochs` count from the start of the phase."""
 
-    epochs: int = _number(0, at_least=0)
-    lr: float = _number(1e-4, above=0)  # Adam's
+    epochs: int = _number(0, at_least=0, at_most=1_000_000)
+    lr: float = _number(1e-4, above=0, at_most=100)  # Adam's
     schedule: Literal["step", "cosine"] = "step"
     decay_epochs: tuple[int, ...] = _number((), at_least=1)
     decay: float = _number(0.3, above=0, at_most=1)
     shift: int = _number(0, at_least=0)  # pixels, at random, both directions, edges filled by reflection
     flip: bool = False
-    noise: float = _number(0.0, at_least=0)  # std of Gaussian pixel noise, in units of [−1, 1]
+    noise: float = _number(0.0, at_least=0, at_most=100)  # std of Gaussian pixel noise, in units of [−1, 1]
 
     def __post_init__(self):
         super().__post_init__()
@@ -84,14 +88,14 @@ class PhaseConfig(Section):
 @dataclass(frozen=True)
 class SamplerConfig(Section):
     name: Literal["staged", "noise_injected"] = "staged"
-    steps: int = _number(20, at_least=1)  # τ
-    alpha: float = _number(1 / 64, above=0)  # step on the summed unit energy
-    target_std: float = _number(0.001, at_least=0)  # z ~ N(μ_y′, target_std²·I)
+    steps: int = _number(20, at_least=1, at_most=1_000_000)  # τ
+    alpha: float = _number(1 / 64, above=0, at_most=1e6)  # step on the summed unit energy
+    target_std: float = _number(0.001, at_least=0, at_most=1e6)  # z ~ N(μ_y′, target_std²·I)
 
 
 @dataclass(frozen=True)
 class BufferConfig(Section):
-    size: int = _number(10_000, at_least=1)
+    size: int = _number(10_000, at_least=1, at_most=1_000_000_000)
     reinit: float = _number(0.025, at_least=0, at_most=1)  # ρ
 
 
@@ -99,13 +103,13 @@ class BufferConfig(Section):
 class SampleConfig(Section):
     """Fresh chains of the finished model, started from noise."""
 
-    steps: int = _number(200, at_least=1)
+    steps: int = _number(200, at_least=1, at_most=1_000_000)
 
 
 @dataclass(frozen=True)
 class EvaluateConfig(Section):
-    samples: int = _number(1000, at_least=1)  # fresh chains, equally many per class
-    seed: int = _number(0, at_least=0)  # of the first chain
+    samples: int = _number(1000, at_least=1, at_most=10_000_000)  # fresh chains, equally many per class
+    seed: int = _number(0, at_least=0, at_most=2**63 - 1)  # of the first chain
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ def from_text(text: str) -> Config:
 def _parse(text: str, what: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise InputError(f"{what} is not valid TOML: {error}") from None
 
 
@@ -189,7 +193,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         raise InputError(f"an override must look like section.key=value, got {override!r}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # TOML's own error is one, and so is a number of thousands of digits
         value = text.strip()  # a bare word is a string: model.backbone=wrn-28-4
     table = tree.setdefault(section, {})
     if isinstance(table, dict):  # otherwise the recipe itself is wrong and is refused below

@@ -84,7 +84,8 @@ class Classifier(nn.Module):
 
     def energy(self, images, labels) -> Tensor:
         """E(x, y) = ‖φ(x) − μ_y‖²/2γ²  (Eq. 4)."""
-        return core.energy(self.logits(images), self.label_tensor(labels).to(self.device))
+        logits = self.logits(images)
+        return core.energy(logits, self.label_tensor(labels, len(logits)).to(self.device))
 
     def log_density(self, images) -> Tensor:
         """log p(x) up to the constant −log Z."""
@@ -107,13 +108,12 @@ class Classifier(nn.Module):
 
         Without labels, y′ is drawn from the priors, see `sample_labels`.
         """
+        n, seed = int(n), int(seed)
         if n < 0:
             raise InputError(f"the number of samples must be at least 0, got {n}")
         if seed < 0:
             raise InputError(f"seed must be at least 0, got {seed}")
-        y = self.sample_labels(n, seed) if labels is None else self.label_tensor(labels)
-        if len(y) != n:
-            raise InputError(f"labels must name a class for each of the {n} samples, got {len(y)}")
+        y = self.sample_labels(n, seed) if labels is None else self.label_tensor(labels, n)
         steps = self.cfg.sample.steps if steps is None else steps
         if steps < 1:
             raise InputError(f"steps must be at least 1, got {steps}")
@@ -140,13 +140,19 @@ class Classifier(nn.Module):
         energy_at = SAMPLERS[sampler.name](self.backbone, means, noise, sampler.target_std)
         return to_unit(descend(energy_at, noise.start, steps=steps, alpha=sampler.alpha))
 
-    def label_tensor(self, labels) -> Tensor:
-        """Class indices as a checked tensor."""
-        y = torch.as_tensor(labels, dtype=torch.int64)
-        count = len(self.class_names)
-        if y.numel() and not (y.min() >= 0 and y.max() < count):
-            raise InputError(f"labels must lie in 0..{count - 1}, got {y.min().item()}..{y.max().item()}")
-        return y
+    def label_tensor(self, labels, count: int) -> Tensor:
+        """`count` class indices as a checked tensor."""
+        try:
+            y = torch.as_tensor(labels if hasattr(labels, "__len__") else list(labels))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"labels must be a list of whole numbers: {error}") from None
+        if (y.is_floating_point() and y.numel()) or y.ndim != 1 or len(y) != count:
+            got = f"{y.dtype} of the shape {tuple(y.shape)}"
+            raise InputError(f"labels must be {count} whole numbers, one per image, got {got}")
+        classes = len(self.class_names)
+        if count and not (y.min() >= 0 and y.max() < classes):
+            raise InputError(f"labels must lie in 0..{classes - 1}, got {y.min().item()}..{y.max().item()}")
+        return y.long()
 
 
 @torch.inference_mode()
@@ -170,7 +176,6 @@ def pick_device(name: str) -> torch.device:
             raise RuntimeError
         torch.zeros(0, device=device)
     except (RuntimeError, AssertionError):
-        raise InputError(
-            f"device must be auto or a device of this machine (cpu, cuda), got {name!r}"
-        ) from None
+        present = "auto, cpu or cuda" if torch.cuda.is_available() else "auto or cpu (no GPU is found here)"
+        raise InputError(f"device must be {present}, got {name!r}") from None
     return device

@@ -37,7 +37,10 @@ def as_batch(images, shape: Shape) -> Tensor:
 
     Takes arrays and tensors, channels first or last; the channel axis may be missing when there is one.
     """
-    batch = images if isinstance(images, Tensor) else torch.from_numpy(np.ascontiguousarray(images))
+    try:
+        batch = images if isinstance(images, Tensor) else torch.from_numpy(np.array(images))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"images must be an array of uint8 or floating point in [0, 1]: {error}") from None
     channels, height, width = shape
     if channels == 1 and tuple(batch.shape[1:]) == (height, width):
         batch = batch.unsqueeze(1)

@@ -1,5 +1,6 @@
 """Progress for people: a live bar on a terminal, plain lines elsewhere. Both go to standard error."""
 
+import contextlib
 import sys
 import time
 from collections import deque
@@ -42,18 +43,14 @@ class Progress:
         elif now - self._last_line >= PLAIN_EVERY or done >= self.total:
             self._last_line = now
             share = f"{100 * done / self.total:3.0f}%" if self.total else "100%"
-            print(
-                "  ".join(filter(None, [self.title, share, status, self._left()])),
-                file=sys.stderr,
-                flush=True,
-            )
+            _print("  ".join(filter(None, [self.title, share, status, self._left()])))
 
     def say(self, line: str) -> None:
         """A line that stays."""
         if self._bar:
             self._bar.console.print(line, markup=False, soft_wrap=True)
         else:
-            print(line, file=sys.stderr, flush=True)
+            _print(line)
 
     def _left(self) -> str:
         (start, done_then), (now, done) = self._marks[0], self._marks[-1]
@@ -65,3 +62,9 @@ class Progress:
     def __exit__(self, *_) -> None:
         if self._bar:
             self._bar.stop()
+
+
+def _print(line: str) -> None:
+    # Nobody reading any more (a closed pipe, a lost connection) is no reason to stop the work.
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)

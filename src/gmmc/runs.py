@@ -24,7 +24,7 @@ from torch import Tensor
 from gmmc import __version__, config
 from gmmc.config import Config
 from gmmc.errors import InputError
-from gmmc.models import Classifier
+from gmmc.models import Classifier, pick_device
 
 CONFIG, METRICS, MODEL, RESULTS, RESUME = (
     "config.toml",
@@ -146,7 +146,10 @@ class RunFolder:
                 raise InputError(f"--out {self.path} holds files but no {CONFIG}; name a new or empty folder")
 
     def _check_same(self, cfg: Config) -> None:
-        old = config.from_dict(config.read_toml(self.path / CONFIG))
+        try:
+            old = config.from_dict(config.read_toml(self.path / CONFIG))
+        except InputError as error:
+            raise InputError(f"{self.path / CONFIG} is damaged: {error}") from None
         changed = config.differences(old, cfg)
         if changed:
             raise InputError(
@@ -205,19 +208,22 @@ class RunFolder:
         path = self.path / METRICS
         if not path.exists():
             return []
-        whole = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+        whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
         lines = []
-        for number, line in enumerate(whole, 1):
+        for number, text in enumerate(whole, 1):
             try:
-                lines.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise InputError(f"{path} is damaged in line {number} ({error}); remove that line") from None
+                line = json.loads(text)
+                int(line["step"])
+            except (ValueError, TypeError, KeyError):
+                raise InputError(f"{path} is damaged in line {number}; remove that line") from None
+            lines.append(line)
         return lines
 
-    def rewind_metrics(self, step: int) -> None:
-        """Forget what was logged after the state that training goes on from."""
+    def rewind_metrics(self, step: int) -> int:
+        """Forget what was logged after the state that training goes on from; the number of lines left."""
         lines = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
         write_atomic(self.path / METRICS, "".join(lines).encode())
+        return len(lines)
 
     # results
 
@@ -226,9 +232,12 @@ class RunFolder:
         if not path.exists():
             return {}
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            results = json.loads(path.read_bytes())
+            if not isinstance(results, dict):
+                raise ValueError("it holds no object")
         except ValueError as error:
             raise InputError(f"{path} is damaged: {error}; delete it and evaluate again") from None
+        return results
 
     def save_results(self, results: dict[str, Any]) -> None:
         text = json.dumps({**self.results(), **results}, indent=2, ensure_ascii=False, allow_nan=False)
@@ -251,8 +260,9 @@ def save_model(path: Path, model: Classifier) -> None:
     write_atomic(path, pack(model.state_dict(), info)[0])
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> Classifier:
-    """The model of a run folder or of a model.safetensors file."""
+def load(path: str | Path, device: str = "cpu") -> Classifier:
+    """The model of a run folder or of a model.safetensors file, on 'cpu', 'cuda' or 'auto'."""
+    place = pick_device(device)
     path = Path(path)
     file = path / MODEL if path.is_dir() else path
     if not file.is_file():
@@ -264,15 +274,14 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> Classifier:
         model.trained = info["trained"]
         model.load_state_dict(tensors)
     except Damaged as error:
-        raise InputError(
-            f"{error}; train again, or run `gmmc train` on the same folder to restore it"
-        ) from None
+        advice = "; the same `gmmc train` command restores it" if (file.parent / CONFIG).is_file() else ""
+        raise InputError(f"{error}{advice}") from None
     except (KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{file} is not a model of this version of gmmc ({reason})") from None
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
-    return model.to(device).eval()
+    return model.to(place).eval()
 
 
 def _no_model(path: Path) -> str:

@@ -3,6 +3,7 @@
 import functools
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -57,7 +58,9 @@ def run_updates(training: "Training", folder: RunFolder, bar: Progress, stop: th
     if state:
         check_same_data(state.info["data"], training, folder)
         training.restore(state)
-        folder.rewind_metrics(training.step)
+        lost = training.lines - folder.rewind_metrics(training.step)
+        if lost > 0:
+            bar.say(f"{folder.path / runs.METRICS} has lost {lost} of its lines; training is not affected")
         elsewhere = (
             "" if state.info["device"] == training.device.type else f", begun on {state.info['device']}"
         )
@@ -82,7 +85,8 @@ def run_updates(training: "Training", folder: RunFolder, bar: Progress, stop: th
             training.refuse_divergence(training.meter.means())
             folder.save_state(training.state())
             raise Interrupted(f"stopped at update {step} of {plan.total}; run the same command to go on")
-    folder.save_state(training.state())
+    if not state or state.step < plan.total:
+        folder.save_state(training.state())
 
 
 # --- the state, and the update that moves it ------------------------------------------------------
@@ -96,6 +100,7 @@ class Training:
         self.batch_size = min(cfg.train.batch_size, len(data.train))
         self.plan = Plan(cfg, len(data.train) // self.batch_size)
         self.step = 0
+        self.lines = 0  # of metrics, so that a resumed run can tell when some are missing
         self.seconds = 0.0
         self._clock = time.monotonic()
 
@@ -207,6 +212,7 @@ class Training:
             predicted = self.model.predict(self.data.valid.images).cpu()
             line["valid_accuracy"] = (predicted == self.data.valid.labels).float().mean().item()
         line["seconds"] = round(self._elapsed(), 3)
+        self.lines += 1
         return line
 
     def refuse_divergence(self, means: dict[str, float]) -> None:
@@ -236,6 +242,7 @@ class Training:
         tensors["meter.sums"] = self.meter.sums
         info = {
             "seconds": self._elapsed(),
+            "lines": self.lines,
             "threads": torch.get_num_threads(),
             "device": self.device.type,
             "data": self.data.fingerprint,
@@ -245,7 +252,7 @@ class Training:
     def restore(self, state: State) -> None:
         torch.set_num_threads(state.info["threads"])  # the bits of a CPU run depend on it
         self.step = state.step
-        self.seconds = state.info["seconds"]
+        self.lines, self.seconds = state.info["lines"], state.info["seconds"]
         self.model.load_state_dict(_part(state.tensors, "model"))
         optimizer = self.optimizer.state_dict()
         for key, tensor in _part(state.tensors, "optimizer").items():
@@ -312,12 +319,15 @@ def check(cfg: Config, data: Dataset) -> None:
 def load_finished(folder: RunFolder, training: Training) -> Classifier | None:
     """The model of a training that had reached its end; None when there is none or it is damaged."""
     path = folder.path / runs.MODEL
+    if not path.exists():
+        return None
     try:
         _, info, _ = runs.unpack(path)
-    except (OSError, runs.Damaged):
+    except runs.Damaged as error:
+        print(f"{error}; it is made again from the last state", file=sys.stderr)
         return None
     check_same_data(info["trained"]["data_sha256"], training, folder)
-    return runs.load(path, training.device)
+    return runs.load(path, str(training.device))
 
 
 def check_same_data(fingerprint: str, training: Training, folder: RunFolder) -> None:

@@ -1,5 +1,6 @@
 """Single image files."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,10 @@ def read_image(path: str | Path, shape: Shape, *, resize: bool = False) -> Tenso
     """An image file → uint8 (channels, height, width) of the wanted shape; grey and colour are converted."""
     channels, height, width = shape
     try:
-        with Image.open(path) as image:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(path)
+        with image:
             if image.mode not in SAFE_MODES or "transparency" in image.info:
                 raise InputError(
                     f"{path} must be 8-bit grey or RGB without transparency, got mode {image.mode}"
@@ -27,7 +31,7 @@ def read_image(path: str | Path, shape: Shape, *, resize: bool = False) -> Tenso
         raise
     except FileNotFoundError:
         raise InputError(f"no image file {str(path)!r}") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Warning) as error:
         raise InputError(f"cannot read {path} as an image: {error}") from None
     if picture.size != (width, height):
         if not resize:

@@ -22,18 +22,21 @@ NEED_SAMPLES = {"samples"}
 
 
 def evaluate(
-    model: nn.Module, data: Dataset, names: Iterable[str] = (), cfg: EvaluateConfig | None = None
+    model: nn.Module, data: Dataset, names: Iterable[str] | str = (), cfg: EvaluateConfig | None = None
 ) -> dict[str, Result]:
     """Run the named evaluations, or all that the model allows."""
-    chosen = list(names) or [
-        name for name in EVALUATIONS if name not in NEED_SAMPLES or hasattr(model, "sample")
-    ]
+    return {name: EVALUATIONS[name](model, data, cfg or EvaluateConfig()) for name in choose(model, names)}
+
+
+def choose(model: nn.Module, names: Iterable[str] | str) -> list[str]:
+    """The names of the evaluations to run, all of them known and possible."""
+    chosen = [names] if isinstance(names, str) else list(names)
     for name in chosen:
         if name not in EVALUATIONS:
             raise InputError(f"unknown evaluation {name!r}; known are {', '.join(EVALUATIONS)}")
         if name in NEED_SAMPLES and not hasattr(model, "sample"):
             raise InputError(f"evaluation {name!r} needs a model that can sample, got {type(model).__name__}")
-    return {name: EVALUATIONS[name](model, data, cfg or EvaluateConfig()) for name in chosen}
+    return chosen or [name for name in EVALUATIONS if name not in NEED_SAMPLES or hasattr(model, "sample")]
 
 
 __all__ = ["EVALUATIONS", "Result", "evaluate"]

@@ -46,10 +46,5 @@ def conditions(model: nn.Module, **settings: Any) -> dict[str, Any]:
     }
     if not isinstance(model, Classifier):
         return measured
-    cfg = model.cfg
-    return {
-        "data": cfg.data.name,
-        **measured,
-        "trained": dict(model.trained),
-        "settings": dataclasses.asdict(cfg),
-    }
+    settings = dataclasses.asdict(model.cfg)
+    return {"data": model.cfg.data.name, **measured, "trained": dict(model.trained), "settings": settings}
