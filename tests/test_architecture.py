@@ -17,7 +17,8 @@ LAYERS = [
     {"models"},
     {"runs"},
     {"objectives"},
-    {"train", "evaluations"},
+    {"learner", "evaluations"},
+    {"train"},
     {"commands"},
     {"cli"},
 ]

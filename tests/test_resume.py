@@ -15,7 +15,8 @@ import torch
 import gmmc.train
 from conftest import tiny_config, tiny_data
 from gmmc import runs
-from gmmc.train import Training, train
+from gmmc.learner import Learner
+from gmmc.train import train
 
 
 def weights(out):
@@ -54,7 +55,7 @@ def test_a_crash_in_any_update(tmp_path, monkeypatch, uninterrupted, update, eve
     if every_line:
         monkeypatch.setattr(gmmc.train, "time", FastClock())
     with monkeypatch.context() as crash:
-        crash_at(crash, Training, "update", update)
+        crash_at(crash, Learner, "update", update)
         with pytest.raises(Killed):
             train(cfg, tmp_path / "run", tiny_data())
     train(cfg, tmp_path / "run", tiny_data())
@@ -98,7 +99,7 @@ def test_a_crash_in_any_part_of_any_write(tmp_path, monkeypatch, uninterrupted, 
 def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch, capsys, data):
     train(tiny_config(), tmp_path / "run", data)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*.*") if p.name != ".lock"}
-    crash_at(monkeypatch, Training, "update", 1)
+    crash_at(monkeypatch, Learner, "update", 1)
     model = train(tiny_config(), tmp_path / "run", data)
     assert "already trained (12 updates)" in capsys.readouterr().out
     assert model.head.gamma2 > 0
@@ -127,7 +128,7 @@ def test_lost_metrics_are_told(tmp_path, capsys):
 def test_a_damaged_state_is_named_and_costs_only_its_steps(tmp_path, monkeypatch, capsys, uninterrupted):
     monkeypatch.setattr(gmmc.train, "time", FastClock())
     with monkeypatch.context() as crash:
-        crash_at(crash, Training, "update", 11)
+        crash_at(crash, Learner, "update", 11)
         with pytest.raises(Killed):
             train(tiny_config(), tmp_path / "run", tiny_data())
     newest = max((tmp_path / "run" / "resume").glob("step-*"))
@@ -140,13 +141,13 @@ def test_a_damaged_state_is_named_and_costs_only_its_steps(tmp_path, monkeypatch
 
 
 def test_the_thread_count_is_recorded_and_restored(data):
-    training = Training(tiny_config(), data, torch.device("cpu"))
+    learner = Learner(tiny_config(), data, torch.device("cpu"))
     threads = torch.get_num_threads()
-    state = training.state()
+    state = learner.state()
     assert state.info["threads"] == threads
     try:
         torch.set_num_threads(threads + 1)
-        training.restore(state)
+        learner.restore(state)
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(threads)

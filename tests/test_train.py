@@ -9,9 +9,10 @@ import gmmc.train
 from conftest import tiny_config, tiny_data
 from gmmc import core, runs
 from gmmc.errors import Diverged, InputError
+from gmmc.learner import Learner
 from gmmc.progress import Progress
 from gmmc.sampling import SAMPLERS
-from gmmc.train import Training, train
+from gmmc.train import train
 
 CPU = torch.device("cpu")
 
@@ -34,9 +35,9 @@ def test_every_combination_trains_saves_resumes_and_samples(tmp_path, sampler, p
     data = tiny_data(classes=4, channels=3, size=9)
     trained = train(cfg, tmp_path / "run", data)
 
-    reference = Training(cfg, data, CPU)
+    reference = Learner(cfg, data, CPU)
     while reference.step < reference.plan.total:
-        resumed = Training(cfg, data, CPU)  # as a new process after every update
+        resumed = Learner(cfg, data, CPU)  # as a new process after every update
         resumed.restore(reference.state())
         resumed.update()
         reference = resumed
@@ -52,8 +53,8 @@ def test_discriminative_training_never_touches_the_sampler(tmp_path, monkeypatch
     def forbidden(*_, **__):
         raise AssertionError("β = 0 must not sample")
 
-    monkeypatch.setattr(gmmc.train, "descend", forbidden)
-    monkeypatch.setattr(gmmc.train, "ReplayBuffer", forbidden)
+    monkeypatch.setattr(gmmc.learner, "descend", forbidden)
+    monkeypatch.setattr(gmmc.learner, "ReplayBuffer", forbidden)
     train(tiny_config(generative={"epochs": 0}), tmp_path / "a", data)
     train(tiny_config(train={"beta": 0.0}), tmp_path / "b", data)
     assert not any("sampled_energy" in line for line in lines(tmp_path / "b"))
@@ -63,11 +64,11 @@ def test_discriminative_training_never_touches_the_sampler(tmp_path, monkeypatch
 
 def test_gamma2_changes_no_update(data):
     cfg = tiny_config(discriminative={"epochs": 0})
-    a, b = Training(cfg, data, CPU), Training(cfg, data, CPU)
+    a, b = Learner(cfg, data, CPU), Learner(cfg, data, CPU)
     b.model.head.gamma2.fill_(0.01)
-    for training in (a, b):
+    for learner in (a, b):
         for _ in range(3):
-            training.update()
+            learner.update()
     for p, q in zip(a.model.parameters(), b.model.parameters(), strict=True):
         assert torch.equal(p, q)
     assert torch.equal(a.buffer.images, b.buffer.images)
@@ -91,21 +92,21 @@ def test_training_learns(tmp_path):
 
 
 def test_chains_go_back_to_the_buffer(data):
-    training = Training(tiny_config(discriminative={"epochs": 0}, buffer={"reinit": 0.0}), data, CPU)
-    before = training.buffer.images.clone()
-    training.update()
-    changed = (training.buffer.images != before).flatten(1).any(1)
-    assert changed.sum() == training.batch_size
+    learner = Learner(tiny_config(discriminative={"epochs": 0}, buffer={"reinit": 0.0}), data, CPU)
+    before = learner.buffer.images.clone()
+    learner.update()
+    changed = (learner.buffer.images != before).flatten(1).any(1)
+    assert changed.sum() == learner.batch_size
 
 
 def test_every_image_is_seen_once_per_epoch(data):
-    training = Training(tiny_config(discriminative={"shift": 0}, train={"batch_size": 20}), data, CPU)
-    assert training.plan.steps_per_epoch == 3  # 64 images: the last 4 of the order wait for another epoch
+    learner = Learner(tiny_config(discriminative={"shift": 0}, train={"batch_size": 20}), data, CPU)
+    assert learner.plan.steps_per_epoch == 3  # 64 images: the last 4 of the order wait for another epoch
     seen = []
     for _ in range(3):
-        x, _ = training._real_batch(training.plan.at(training.step))
+        x, _ = learner._real_batch(learner.plan.at(learner.step))
         seen.append(x)
-        training.step += 1
+        learner.step += 1
     assert len(torch.cat(seen).flatten(1).unique(dim=0)) == 60
 
 
@@ -116,7 +117,7 @@ def test_fewer_images_than_a_batch(tmp_path):
 def test_empirical_priors_of_imbalanced_data(tmp_path):
     data = tiny_data(classes=2)
     keep = (data.train.labels == 0) | (torch.arange(64) < 16)
-    uneven = gmmc.train.Dataset(data.train[keep], data.valid, data.test, data.class_names)
+    uneven = gmmc.data.Dataset(data.train[keep], data.valid, data.test, data.class_names)
     model = train(tiny_config(model={"priors": "empirical"}), tmp_path / "run", uneven)
     assert model.head.priors.tolist() == pytest.approx([32 / 40, 8 / 40])
     assert train(tiny_config(), tmp_path / "uniform", uneven).head.priors.tolist() == [0.5, 0.5]
@@ -142,16 +143,16 @@ def test_the_number_of_threads_is_a_setting(tmp_path, data):
 
 
 def test_an_interrupt_does_not_save_a_diverged_state(tmp_path, data):
-    training = Training(tiny_config(), data, CPU)
+    learner = Learner(tiny_config(), data, CPU)
     folder = runs.RunFolder(tmp_path / "run")
     stop = threading.Event()
-    with folder.opened_for(training.cfg), Progress("", 1) as bar:
+    with folder.opened_for(learner.cfg), Progress("", 1) as bar:
         with torch.no_grad():
-            for parameter in training.model.parameters():
+            for parameter in learner.model.parameters():
                 parameter.mul_(1e6)
         stop.set()
         with pytest.raises(Diverged):
-            gmmc.train.run_updates(training, folder, bar, stop)
+            gmmc.train.run_updates(learner, folder, bar, stop)
         assert folder.load_state()[0].step == 0
 
 
@@ -182,14 +183,14 @@ def test_metrics_tell_the_story(tmp_path, data):
 
 
 def test_logged_energies_are_means_over_the_interval(data):
-    training = Training(tiny_config(discriminative={"epochs": 0}), data, CPU)
+    learner = Learner(tiny_config(discriminative={"epochs": 0}), data, CPU)
     expected = []
     for _ in range(3):
         with torch.no_grad():
-            x, y = training._real_batch(training.plan.at(training.step))
-            expected.append(core.unit_energy(training.model.backbone(x), training.model.head.means[y]).mean())
-        training.update()
-    line = training.log_line(with_validation=False)
+            x, y = learner._real_batch(learner.plan.at(learner.step))
+            expected.append(core.unit_energy(learner.model.backbone(x), learner.model.head.means[y]).mean())
+        learner.update()
+    line = learner.log_line(with_validation=False)
     assert line["real_energy"] == pytest.approx(torch.stack(expected).mean().item(), rel=1e-5)
 
 
@@ -214,7 +215,7 @@ def test_on_a_gpu(tmp_path, data):
     trained = train(cfg, tmp_path / "run", data)
     assert trained.device.type == "cuda"
     assert train(cfg, tmp_path / "run", data).device.type == "cuda"
-    resumed = Training(cfg, data, torch.device("cuda"))
+    resumed = Learner(cfg, data, torch.device("cuda"))
     resumed.restore(runs.RunFolder(tmp_path / "run").load_state()[0])
     resumed.update()
     on_cpu = runs.load(tmp_path / "run")
