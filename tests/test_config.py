@@ -95,6 +95,10 @@ def test_bad_values_are_refused_in_one_line(override, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_run_that_never_samples_asks_nothing_of_the_buffer():
+    assert config.load("digits", ["train.beta=0", "buffer.size=10"]).buffer.size == 10
+
+
 def test_values_given_in_python_are_checked_too():
     with pytest.raises(InputError, match="batch_size must be at least 1, got -1"):
         TrainConfig(batch_size=-1)

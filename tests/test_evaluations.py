@@ -62,11 +62,12 @@ def test_any_module_of_images_to_logits_can_be_evaluated():
 
 def test_a_foreign_network_is_evaluated_in_eval_mode_and_given_back_as_it_was():
     network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.Linear(64, 3)).train()
+    network[1].eval()  # frozen statistics in a network that trains
     before = network[1].running_mean.clone()
     first, again = (gmmc.evaluate(network, tiny_data())["accuracy"].values for _ in range(2))
     assert first == again
     assert torch.equal(network[1].running_mean, before)
-    assert network.training
+    assert [part.training for part in network] == [True, False, True, True]
 
 
 def test_one_name_may_stand_alone():

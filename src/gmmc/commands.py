@@ -39,7 +39,7 @@ def evaluate_run(
     if metrics := folder.metrics():
         model.trained["seconds"] = metrics[-1]["seconds"]
     for name in evaluations.choose(model, names):
-        result = evaluations.EVALUATIONS[name](model, data, cfg)
+        result = evaluations.evaluate(model, data, name, cfg)[name]
         for path, picture in result.pictures.items():
             runs.write_atomic(folder.path / path, pictures.png(picture))
         folder.save_results({name: result.entry()})

@@ -43,9 +43,8 @@ class DataConfig(Section):
 @dataclass(frozen=True)
 class ModelConfig(Section):
     backbone: str = "small_cnn"  # or "wrn-28-10"
-    dim: int = _number(
-        0, at_least=0, at_most=1_000_000
-    )  # width of a linear layer after pooling; 0: the backbone's own
+    # Width of a linear layer after pooling; 0: none, the backbone's own features.
+    dim: int = _number(0, at_least=0, at_most=1_000_000)
     scale: float = _number(10.0, at_least=1e-3, at_most=1e6)  # S, the norm of the means
     priors: Literal["uniform", "empirical"] = "uniform"
 
@@ -53,9 +52,7 @@ class ModelConfig(Section):
 @dataclass(frozen=True)
 class TrainConfig(Section):
     batch_size: int = _number(64, at_least=1, at_most=1_000_000)
-    beta: float = _number(
-        0.5, at_least=0, at_most=100
-    )  # weight of the sampled energies in the generative phase
+    beta: float = _number(0.5, at_least=0, at_most=100)  # weight of sampled energies, generative phase
     ramp: int = _number(0, at_least=0)  # updates over which beta grows from 0; 0: a switch
     seed: int = _number(0, at_least=0, at_most=2**63 - 1)
     device: str = "auto"
@@ -127,7 +124,8 @@ class Config:
     def __post_init__(self):
         if self.discriminative.epochs + self.generative.epochs == 0:
             raise InputError("discriminative.epochs + generative.epochs must be at least 1, got 0")
-        if self.generative.epochs and self.buffer.size < self.train.batch_size:
+        samples = self.generative.epochs > 0 and self.train.beta > 0
+        if samples and self.buffer.size < self.train.batch_size:
             raise InputError(
                 f"buffer.size must be at least train.batch_size={self.train.batch_size}, "
                 f"got buffer.size={self.buffer.size}"
@@ -272,7 +270,7 @@ def _toml_value(value: Any) -> str:
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
-    return repr(value)  # repr of a float reads back to the same bits; inf is TOML too
+    return repr(value)  # repr of a float reads back to the same bits
 
 
 def differences(old: Config, new: Config) -> list[str]:

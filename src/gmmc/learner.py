@@ -138,7 +138,7 @@ class Learner:
         self.meter.sums.zero_()
         line |= means
         # A running estimate, for the accuracies: with unequal priors γ² has a say in them.
-        self.model.head.gamma2.fill_(2 * means["real_energy"] / self.model.dim)
+        self.model.head.gamma2.fill_(core.estimate_gamma2(torch.tensor(means["real_energy"]), self.model.dim))
         if with_validation and len(self.data.valid):
             predicted = self.model.predict(self.data.valid.images).cpu()
             line["valid_accuracy"] = (predicted == self.data.valid.labels).float().mean().item()

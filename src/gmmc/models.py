@@ -159,12 +159,13 @@ class Classifier(nn.Module):
 def batched_logits(module: nn.Module, images: Tensor) -> Tensor:
     """Logits of any module that takes images in [0, 1], a batch at a time on the module's device."""
     device = next(module.parameters(), torch.empty(0)).device
-    was_training = module.training
+    modes = {part: part.training for part in module.modules()}  # a part may be frozen in a module that trains
     module.eval()  # a foreign network may hold batch norm or dropout
     try:
         return torch.cat([module(as_unit(part.to(device))) for part in images.split(PREDICT_BATCH)])
     finally:
-        module.train(was_training)
+        for part, mode in modes.items():
+            part.training = mode
 
 
 def pick_device(name: str) -> torch.device:

@@ -25,6 +25,8 @@ def evaluate(
     model: nn.Module, data: Dataset, names: Iterable[str] | str = (), cfg: EvaluateConfig | None = None
 ) -> dict[str, Result]:
     """Run the named evaluations, or all that the model allows."""
+    if len(data.test) == 0:
+        raise InputError("an evaluation needs at least one test image, got none")
     return {name: EVALUATIONS[name](model, data, cfg or EvaluateConfig()) for name in choose(model, names)}
 
 

@@ -7,15 +7,12 @@ from torch import nn
 
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
-from gmmc.errors import InputError
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import batched_logits
 
 
 def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
     labels, classes = data.test.labels, len(data.class_names)
-    if len(labels) == 0:
-        raise InputError("accuracy needs at least one test image, got none")
     logits = batched_logits(model, data.test.images).cpu().double()
     correct = logits.argmax(-1) == labels
     nll = F.cross_entropy(logits, labels).item()

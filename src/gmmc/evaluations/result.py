@@ -33,11 +33,11 @@ class Result:
         }
 
 
-def conditions(model: nn.Module, **settings: Any) -> dict[str, Any]:
+def conditions(model: nn.Module, **protocol: Any) -> dict[str, Any]:
     """What a number needs beside it to be a result; of our own models also how they were trained."""
     parameter = next(model.parameters(), torch.empty(0))
     measured = {
-        **settings,
+        **protocol,
         "precision": provenance.precision(parameter),
         "hardware": provenance.hardware(parameter.device),
         "torch": torch.__version__,
