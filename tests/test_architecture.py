@@ -11,11 +11,12 @@ SOURCE = Path(gmmc.__file__).parent
 
 # Lowest first; a module may import from its own layer's packages and from layers above it in this list.
 LAYERS = [
-    {"errors", "progress", "provenance", "randomness"},
+    {"errors", "progress", "provenance", "randomness", "ranks"},
     {"core", "config", "pixels"},
-    {"backbones", "data", "buffer", "sampling", "schedule", "pictures"},
+    {"backbones", "data", "heads", "sampling", "schedule", "pictures"},
+    {"starts", "buffer", "health"},
     {"models"},
-    {"runs"},
+    {"runs", "processes", "averaging"},
     {"objectives"},
     {"learner", "evaluations"},
     {"train"},
@@ -58,7 +59,7 @@ def test_every_module_has_a_layer():
 
 
 def test_importing_gmmc_loads_nothing_heavy():
-    heavy = "{'torch', 'numpy', 'sklearn', 'rich.progress'}"
+    heavy = "{'torch', 'numpy', 'sklearn', 'rich.progress', 'lightning_fabric'}"
     code = f"import sys, gmmc, gmmc.cli; print({heavy} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -1,83 +1,144 @@
-"""Feature extractors φ: images in [−1, 1] → (B, d). None has a normalisation layer (Appendix B)."""
+"""Feature extractors φ: images in [−1, 1] → (B, d). By default without any normalisation (Appendix B)."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gmmc.config import ModelConfig
 from gmmc.errors import InputError
 from gmmc.pixels import Shape
 
 MIN_SIZE = 8
 
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "leaky_relu": lambda: nn.LeakyReLU(0.2),
+    "silu": nn.SiLU,
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a backbone is built of."""
+
+    activation: str
+    batch_norm: bool
+
+    def convolution(self, width_in: int, width_out: int, size: int, stride: int = 1) -> nn.Conv2d:
+        return nn.Conv2d(width_in, width_out, size, stride=stride, padding=size // 2)
+
+    def normalised(self, width: int) -> list[nn.Module]:
+        """Batch norm, if any, then the activation."""
+        norm: list[nn.Module] = [nn.BatchNorm2d(width)] if self.batch_norm else []
+        return [*norm, ACTIVATIONS[self.activation]()]
+
 
 class Block(nn.Module):
-    """Pre-activation residual block of a wide ResNet, biased convolutions instead of batch norm."""
+    """Pre-activation residual block of a wide ResNet."""
 
-    def __init__(self, width_in: int, width_out: int, stride: int):
+    def __init__(self, width_in: int, width_out: int, stride: int, parts: Parts):
         super().__init__()
-        self.conv1 = nn.Conv2d(width_in, width_out, 3, padding=1)
-        self.conv2 = nn.Conv2d(width_out, width_out, 3, stride=stride, padding=1)
+        self.before1 = nn.Sequential(*parts.normalised(width_in))
+        self.conv1 = parts.convolution(width_in, width_out, 3)
+        self.before2 = nn.Sequential(*parts.normalised(width_out))
+        self.conv2 = parts.convolution(width_out, width_out, 3, stride)
         same = stride == 1 and width_in == width_out
-        self.shortcut = nn.Identity() if same else nn.Conv2d(width_in, width_out, 1, stride=stride)
+        self.shortcut = nn.Identity() if same else parts.convolution(width_in, width_out, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.conv1(F.leaky_relu(x, 0.2))
-        return self.conv2(F.leaky_relu(h, 0.2)) + self.shortcut(x)
+        h = self.conv1(self.before1(x))
+        return self.conv2(self.before2(h)) + self.shortcut(x)
 
 
-def wide_resnet(depth: int, width: int, *, channels: int, dim: int) -> nn.Sequential:
+def wide_resnet(depth: int, width: int, *, channels: int, dim: int, parts: Parts) -> nn.Sequential:
     """WRN-depth-width (Zagoruyko & Komodakis). dim=0: no linear layer after pooling, d = 64·width."""
     if not 10 <= depth <= 1000 or (depth - 4) % 6:
         raise InputError(f"the depth of a wide ResNet must be 6n + 4, from 10 to 1000, got {depth}")
     if width > 100:
         raise InputError(f"the width of a wide ResNet must be at most 100, got {width}")
     blocks_per_stage = (depth - 4) // 6
-    layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1)]
+    layers: list[nn.Module] = [parts.convolution(channels, 16, 3)]
     width_in = 16
     for width_out, stride in ((16 * width, 1), (32 * width, 2), (64 * width, 2)):
         for i in range(blocks_per_stage):
-            layers.append(Block(width_in, width_out, stride if i == 0 else 1))
+            layers.append(Block(width_in, width_out, stride if i == 0 else 1, parts))
             width_in = width_out
-    layers += [nn.LeakyReLU(0.2), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    layers += [*parts.normalised(width_in), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     if dim:
         layers.append(nn.Linear(width_in, dim))
     return nn.Sequential(*layers)
 
 
-def small_cnn(*, channels: int, dim: int) -> nn.Sequential:
+def small_cnn(*, channels: int, dim: int, parts: Parts) -> nn.Sequential:
     """Four convolutions for images of 8×8 and a little more; dim=0 means 64."""
-    return nn.Sequential(
-        nn.Conv2d(channels, 16, 3, padding=1),
-        nn.SiLU(),
-        nn.Conv2d(16, 16, 3, padding=1),
-        nn.SiLU(),
-        nn.Conv2d(16, 32, 3, stride=2, padding=1),
-        nn.SiLU(),
-        nn.Conv2d(32, 64, 3, padding=1),
-        nn.SiLU(),
-        nn.AdaptiveAvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(256, dim or 64),
-    )
+    layers: list[nn.Module] = []
+    width_in = channels
+    for width_out, stride in ((16, 1), (16, 1), (32, 2), (64, 1)):
+        layers += [parts.convolution(width_in, width_out, 3, stride), *parts.normalised(width_out)]
+        width_in = width_out
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(256, dim or 64))
 
 
-# Name, or pattern of names with sizes in them → builder.
-BACKBONES: dict[str, Callable[..., nn.Sequential]] = {
-    r"small_cnn": small_cnn,
-    r"wrn-(\d+)-([1-9]\d*)": wide_resnet,
+# Name, or pattern of names with sizes in them → builder and its own activation.
+BACKBONES: dict[str, tuple[Callable[..., nn.Sequential], str]] = {
+    r"small_cnn": (small_cnn, "silu"),
+    r"wrn-(\d+)-([1-9]\d*)": (wide_resnet, "leaky_relu"),
 }
 
 
-def build_backbone(name: str, shape: Shape, dim: int) -> nn.Module:
+def build_backbone(cfg: ModelConfig, shape: Shape) -> nn.Module:
     """'small_cnn' or 'wrn-DEPTH-WIDTH' for images of the given shape."""
     channels, height, width = shape
     if channels not in (1, 3):
         raise InputError(f"images must have 1 or 3 channels, got {channels}")
     if min(height, width) < MIN_SIZE:
         raise InputError(f"images must be at least {MIN_SIZE}×{MIN_SIZE}, got {height}×{width}")
-    for pattern, build in BACKBONES.items():
-        if match := re.fullmatch(pattern, name):
-            return build(*map(int, match.groups()), channels=channels, dim=dim)
-    raise InputError(f"model.backbone must be 'small_cnn' or 'wrn-DEPTH-WIDTH' (wrn-28-10), got {name!r}")
+    for pattern, (build, own_activation) in BACKBONES.items():
+        if match := re.fullmatch(pattern, cfg.backbone):
+            activation = own_activation if cfg.activation == "default" else cfg.activation
+            parts = Parts(activation, batch_norm=cfg.norm != "none")
+            return build(*map(int, match.groups()), channels=channels, dim=cfg.dim, parts=parts)
+    raise InputError(
+        f"model.backbone must be 'small_cnn' or 'wrn-DEPTH-WIDTH' (wrn-28-10), got {cfg.backbone!r}"
+    )
+
+
+# --- batch statistics ---
+
+
+def batch_norms(module: nn.Module) -> list[nn.BatchNorm2d]:
+    return [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
+
+
+def has_live_statistics(module: nn.Module) -> bool:
+    """Whether the features of an image now depend on its neighbours in the batch."""
+    return any(norm.training for norm in batch_norms(module))
+
+
+@contextmanager
+def frozen_statistics(module: nn.Module) -> Iterator[None]:
+    """Batch norm by what was learned so far: a chain does not feel its neighbours."""
+    live = [norm for norm in batch_norms(module) if norm.training]
+    for norm in live:
+        norm.eval()
+    try:
+        yield
+    finally:
+        for norm in live:
+            norm.train()
+
+
+@contextmanager
+def unrecorded_statistics(module: nn.Module) -> Iterator[None]:
+    """Batch norm by the batch's own statistics, which are not added to what was learned."""
+    norms = batch_norms(module)
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum

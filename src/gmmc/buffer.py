@@ -1,14 +1,27 @@
 """The replay buffer B of Algorithm 1: unfinished chains (x′, y′) that training goes on with."""
 
+from dataclasses import dataclass
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gmmc.core import labels_at
-from gmmc.pixels import Shape
+from gmmc.errors import InputError
+from gmmc.sampling import BatchNoise
+
+SETTLED = 5  # visits after which the sampler has had its chance with a chain
+
+
+@dataclass(frozen=True)
+class Drawn:
+    slots: Tensor
+    images: Tensor  # x′_0
+    labels: Tensor  # y′
+    visits: Tensor  # how often each chain was moved before; 0: it starts anew
 
 
 class ReplayBuffer:
-    """Chains in [−1, 1] on the training device.
+    """Chains in [−1, 1] on the training device, with how often each was moved and the energy it had then.
 
     Stored as float16: its rounding (1e-4) is well under a late sampler step, that of uint8 is not.
     """
@@ -16,38 +29,92 @@ class ReplayBuffer:
     def __init__(
         self,
         size: int,
-        shape: Shape,
+        start: nn.Module,
         priors: Tensor,
         *,
         reinit: float,
         generator: torch.Generator,
     ):
-        self.reinit = reinit
-        self.priors = priors
+        self.start, self.priors, self.reinit = start, priors, reinit
         self.device = priors.device
-        self.images = self._fresh_images(size, shape, generator).half()
         # Evenly spaced quantiles: every class has its exact share from the start.
         self.labels = labels_at((torch.arange(size, device=self.device) + 0.5) / size, priors)
+        self.images = start(self.labels, BatchNoise(size, generator)).half()
+        self.visits = torch.zeros(size, dtype=torch.int32, device=self.device)
+        self.energies = torch.zeros(size, device=self.device)
 
-    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """(slots, x′_0, y′): distinct slots; with probability ρ a chain starts anew from noise."""
-        slots = torch.rand(len(self.images), generator=generator, device=self.device).topk(count).indices
-        x, y = self.images[slots].float(), self.labels[slots]
-        fresh_x = self._fresh_images(count, self.images.shape[1:], generator)
-        fresh_y = labels_at(torch.rand(count, generator=generator, device=self.device), self.priors)
-        anew = torch.rand(count, generator=generator, device=self.device) < self.reinit
-        return slots, torch.where(anew[:, None, None, None], fresh_x, x), torch.where(anew, fresh_y, y)
+    def __len__(self) -> int:
+        return len(self.images)
 
-    def put(self, slots: Tensor, x: Tensor, y: Tensor) -> None:
-        self.images[slots] = x.half()
-        self.labels[slots] = y
+    def draw(self, count: int, generator: torch.Generator, labels: Tensor | None = None) -> Drawn:
+        """Distinct slots, of the given labels if any; with probability ρ a chain starts anew."""
+        slots = (
+            self._slots_at_random(count, generator) if labels is None else self._slots_of(labels, generator)
+        )
+        noise = BatchNoise(count, generator)
+        anew = noise.uniform() < self.reinit
+        old_y = self.labels[slots]
+        fresh_y = labels_at(noise.uniform(), self.priors) if labels is None else labels
+        y = torch.where(anew, fresh_y, old_y)
+        x = torch.where(anew[:, None, None, None], self.start(y, noise), self.images[slots].float())
+        return Drawn(slots, x, y, self.visits[slots].masked_fill(anew, 0))
+
+    def _slots_at_random(self, count: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(len(self), generator=generator, device=self.device).topk(count).indices
+
+    def _slots_of(self, labels: Tensor, generator: torch.Generator) -> Tensor:
+        """For each label another slot that holds it."""
+        order = (
+            self.labels + torch.rand(len(self), generator=generator, device=self.device).double()
+        ).argsort()
+        counts = self.labels.bincount(minlength=len(self.priors))
+        first = counts.cumsum(0) - counts  # where each class begins in the order
+        same = labels.unsqueeze(0) == labels.unsqueeze(1)
+        nth = same.tril(-1).sum(1)  # how many before it in the batch have the same label
+        return order[first[labels] + nth]
+
+    def put(self, drawn: Drawn, images: Tensor, energies: Tensor) -> None:
+        """Chains moved once more come back to their slots."""
+        self.images[drawn.slots] = images.half()
+        self.labels[drawn.slots] = drawn.labels
+        self.visits[drawn.slots] = drawn.visits + 1
+        self.energies[drawn.slots] = energies.float()
+
+    def drop(self, limit: float, generator: torch.Generator) -> Tensor:
+        """Start the chains with energies at or above the limit anew; how many there were."""
+        far = (self.visits > 0) & ~(self.energies < limit)  # also what is not a number
+        fresh = self.start(self.labels, BatchNoise(len(self), generator)).half()
+        self.images.copy_(torch.where(far[:, None, None, None], fresh, self.images))
+        self.visits.masked_fill_(far, 0)
+        self.energies.masked_fill_(far, 0)
+        return far.sum()
+
+    def census(self, limit: float) -> Tensor:
+        """(visits in all, chains, settled chains, settled chains at or above the limit), on the device."""
+        settled = self.visits >= SETTLED
+        far = settled & ~(self.energies < limit)
+        return torch.stack(
+            [self.visits.sum(), torch.tensor(len(self), device=self.device), settled.sum(), far.sum()]
+        ).double()
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"images": self.images, "labels": self.labels}
+        return {
+            "images": self.images,
+            "labels": self.labels,
+            "visits": self.visits,
+            "energies": self.energies,
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.images.copy_(state["images"])
-        self.labels.copy_(state["labels"])
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(state[name])
 
-    def _fresh_images(self, count: int, shape, generator: torch.Generator) -> Tensor:
-        return torch.rand(count, *shape, generator=generator, device=self.device) * 2 - 1
+
+def check_quotas(size: int, batch_size: int, priors: Tensor) -> None:
+    """With the batch's labels a whole batch of one class must find its slots."""
+    smallest = int(size * priors.min().item())
+    if smallest < batch_size:
+        raise InputError(
+            f"buffer.labels=batch needs train.batch_size={batch_size} chains of every class, "
+            f"got buffer.size={size} with {smallest} of the rarest; enlarge the buffer"
+        )

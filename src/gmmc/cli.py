@@ -12,6 +12,7 @@ import typer
 
 from gmmc import __version__
 from gmmc.errors import Diverged, InputError, Interrupted
+from gmmc.ranks import is_leader
 
 app = typer.Typer(
     add_completion=False,
@@ -65,6 +66,8 @@ def train(
     cfg = config.load(recipe, overrides or [])
     out = out or Path("runs") / Path(recipe).stem
     model = train(cfg, out)
+    if not is_leader():
+        return
     print(f"{out / 'model.safetensors'}: gamma2 = {model.head.gamma2.item():.4g}")
     print(f"Next: gmmc evaluate {out}   or   gmmc sample {out}")
 
@@ -222,5 +225,6 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def fail(message: object, status: int) -> NoReturn:
-    print(f"gmmc: {message}", file=sys.stderr)
+    if is_leader():  # several processes of a training have one voice
+        print(f"gmmc: {message}", file=sys.stderr)
     sys.exit(status)

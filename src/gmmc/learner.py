@@ -3,160 +3,247 @@
 import functools
 import math
 import time
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from gmmc import core, objectives, provenance
-from gmmc.buffer import ReplayBuffer
-from gmmc.config import Config
+from gmmc import core, health, provenance
+from gmmc.averaging import Average
+from gmmc.backbones import batch_norms, frozen_statistics
+from gmmc.buffer import Drawn, ReplayBuffer, check_quotas
+from gmmc.config import Config, PhaseConfig
 from gmmc.data import Dataset
 from gmmc.data.augment import augment
 from gmmc.errors import Diverged, InputError
 from gmmc.models import Classifier
+from gmmc.objectives import Loss
 from gmmc.pixels import to_signed
 from gmmc.randomness import derived_seed, generator
 from gmmc.runs import State
-from gmmc.sampling import SAMPLERS, descend
+from gmmc.sampling import SAMPLERS, BatchNoise, descend
 from gmmc.schedule import Moment, Plan
+from gmmc.starts import GaussianStart
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
 class Learner:
-    """The state of a training and the update that moves it."""
+    """The state of a training in this process, and the update that moves it.
 
-    def __init__(self, cfg: Config, data: Dataset, device: torch.device):
-        check(cfg, data)
-        self.cfg, self.data, self.device = cfg, data, device
+    Every process takes its rows of each batch of real images and has its own part of the buffer; gradients
+    are averaged over all, so that the processes together make one update on the union.
+    """
+
+    def __init__(self, cfg: Config, data: Dataset, fabric: "Fabric"):
+        check(cfg, data, fabric.world_size)
+        self.cfg, self.data, self.fabric, self.device = cfg, data, fabric, fabric.device
         self.seed = cfg.train.seed
-        self.batch_size = min(cfg.train.batch_size, len(data.train))
+        self.batch_size = min(cfg.train.batch_size, len(data.train))  # of all processes
+        self.share = self.batch_size // fabric.world_size
         self.plan = Plan(cfg, len(data.train) // self.batch_size)
         self.step = 0
+        self.pace = 1.0  # factor on the learning rate, lowered by rollbacks
+        self.rollbacks = 0
         self.lines = 0  # of metrics, so that a resumed run can tell when some are missing
         self.seconds = 0.0
         self._clock = time.monotonic()
 
-        self.images = data.train.images.to(device)
-        self.labels = data.train.labels.to(device)
+        self.images = data.train.images.to(self.device)
+        self.labels = data.train.labels.to(self.device)
+        self.model = self._new_model()
+        self.loss = fabric.setup_module(Loss(self.model, cfg))
+        self.average = Average(self.model, cfg.train.ema) if cfg.train.ema else None
+        self.optimizer = self._new_optimizer(self.plan.at(0).phase)
+        self.meter = health.Meter(self.device)
+        self.buffer = self._new_buffer() if cfg.samples else None
+
+    def _new_model(self) -> Classifier:
+        cfg, data = self.cfg, self.data
         priors = data.class_counts / len(data.train) if cfg.model.priors == "empirical" else None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(self.seed, "weights"))
-            self.model = Classifier(cfg, data.shape, data.class_names, priors).to(device)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=cfg.discriminative.lr)
-        self.meter = Meter(device)
-        self.buffer = None
-        if self.plan.samples:
-            self.buffer = ReplayBuffer(
-                cfg.buffer.size,
-                data.shape,
-                self.model.head.priors,
-                reinit=cfg.buffer.reinit,
-                generator=generator(self.seed, "buffer", device=device),
-            )
+            model = Classifier(cfg, data.shape, data.class_names, priors).to(self.device)
+        if isinstance(model.start, GaussianStart):
+            model.start.fit(data.train)
+        return model
+
+    def _new_optimizer(self, phase: PhaseConfig) -> torch.optim.Optimizer:
+        nesterov = {"momentum": phase.momentum, "nesterov": True} if phase.optimizer == "sgd" else {}
+        return OPTIMIZERS[phase.optimizer](self.model.parameters(), lr=phase.lr, **nesterov)
+
+    def _new_buffer(self) -> ReplayBuffer:
+        cfg = self.cfg.buffer
+        source = self._source("buffer")
+        size = cfg.size // self.fabric.world_size
+        return ReplayBuffer(
+            size, self.model.start, self.model.head.priors, reinit=cfg.reinit, generator=source
+        )
+
+    def _source(self, *key: int | str) -> torch.Generator:
+        """Randomness of this process alone."""
+        rank = self.fabric.global_rank
+        return generator(self.seed, *key, *([rank] if rank else []), device=self.device)
+
+    # --- Algorithm 1 ---
 
     def update(self) -> None:
         """One turn of Algorithm 1."""
         now = self.plan.at(self.step)
-        real = self._real_batch(now)
-        sampled = self._sampled_batch() if now.beta > 0 else None
-        outcome = objectives.gmmc(self.model, real, sampled, beta=now.beta)
+        self._prepare(now)
+        real, contrast = self._real_batch(now)
+        drawn, sampled = None, None
+        if now.beta > 0:
+            drawn = self._draw(real[1])
+            sampled = self._move(drawn), drawn.labels
+        loss, real_energies, sampled_energies, correct = self.loss(real, contrast, sampled, now.beta)
 
-        for group in self.optimizer.param_groups:
-            group["lr"] = now.lr
         self.optimizer.zero_grad()
-        outcome.loss.backward()
+        self.fabric.backward(loss)
+        norm = None
+        if self.cfg.train.clip:
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.train.clip)
         self.optimizer.step()
 
-        self.meter.add(outcome)
+        if drawn is not None and sampled is not None:
+            assert self.buffer is not None
+            self.buffer.put(drawn, sampled[0], sampled_energies)
+        if self.average:
+            self.average.update(self.model, self.step)
+        self.meter.add(real_energies, sampled_energies, correct, norm)
         self.step += 1
 
-    def _real_batch(self, now: Moment) -> tuple[Tensor, Tensor]:
-        """(x, y) ~ D in this epoch's order; what does not fill a last batch waits for another epoch."""
+    def _prepare(self, now: Moment) -> None:
+        """The optimiser and the batch norm of this moment."""
+        if not isinstance(self.optimizer, OPTIMIZERS[now.phase.optimizer]):
+            self.optimizer = self._new_optimizer(now.phase)
+        for group in self.optimizer.param_groups:
+            group["lr"] = now.lr * self.pace
+            group["weight_decay"] = now.phase.weight_decay
+            if "momentum" in group:
+                group["momentum"] = now.phase.momentum
+        self.model.train()
+        if self.cfg.model.norm == "batch_then_frozen" and now.phase_name == "generative":
+            for norm in batch_norms(self.model):
+                norm.eval()
+
+    def _real_batch(self, now: Moment) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """This process's rows of (x, y) ~ D, and where wanted the same images augmented for the contrast.
+
+        Batches go through the epoch's order; what does not fill a last one waits for another epoch. Every
+        process augments all rows: then they do not depend on the number of processes.
+        """
         order = epoch_order(len(self.images), self.seed, now.epoch)
         first = (self.step % self.plan.steps_per_epoch) * self.batch_size
         index = order[first : first + self.batch_size].to(self.device)
-        noise = generator(self.seed, "augment", self.step, device=self.device)
-        phase = now.phase
-        x = augment(
-            to_signed(self.images[index]),
-            shift=phase.shift,
-            flip=phase.flip,
-            noise=phase.noise,
-            generator=noise,
-        )
-        return x, self.labels[index]
+        mine = slice(self.fabric.global_rank * self.share, (self.fabric.global_rank + 1) * self.share)
+        clean = to_signed(self.images[index])
+        source = generator(self.seed, "augment", self.step, device=self.device)
+        x = augment(clean, now.phase, source)[mine]
+        contrast = None
+        if now.beta > 0 and self.cfg.objective.name != "gmmc":
+            source = generator(self.seed, "contrast", self.step, device=self.device)
+            contrast = augment(clean, self.cfg.contrast, source)[mine]
+        return (x, self.labels[index][mine]), contrast
 
-    def _sampled_batch(self) -> tuple[Tensor, Tensor]:
-        """(x′_τ, y′): chains from the buffer, τ steps further; they go back to it."""
+    def _draw(self, real_labels: Tensor) -> Drawn:
         assert self.buffer is not None
-        source = generator(self.seed, "chains", self.step, device=self.device)
-        slots, x, y = self.buffer.draw(self.batch_size, source)
-        means = self.model.head.means[y]
-        sampler = self.cfg.sampler
+        labels = real_labels if self.cfg.buffer.labels == "batch" else None
+        return self.buffer.draw(self.share, self._source("chains", self.step), labels)
 
-        def noise(_: int) -> Tensor:
-            return torch.randn(means.shape, generator=source, device=self.device)
+    def _move(self, drawn: Drawn) -> Tensor:
+        """x′_τ: the chains, τ steps further."""
+        noise = BatchNoise(self.share, self._source("targets", self.step))
+        walk = SAMPLERS[self.cfg.sampler.name](self.model.chains(drawn.labels, noise), self.cfg.sampler)
+        with self.fabric.autocast(), frozen_statistics(self.model.backbone):
+            return descend(walk, drawn.images, steps=self.cfg.sampler.steps)
 
-        energy_at = SAMPLERS[sampler.name](self.model.backbone, means, noise, sampler.target_std)
-        x = descend(energy_at, x, steps=sampler.steps, alpha=sampler.alpha)
-        self.buffer.put(slots, x, y)
-        return x, y
+    # --- health ---
 
-    def finish(self) -> Classifier:
-        """The model, with γ² over the whole training set."""
-        self.model.head.gamma2.fill_(self.estimate_gamma2())
-        self.model.trained = {
-            "updates": self.step,
-            "data_sha256": self.data.fingerprint,
-            "commit": provenance.commit(),
-        }
-        return self.model.eval()
+    def report(self, *asks: bool) -> tuple[dict[str, Any], list[bool]]:
+        """What happened since the last line, over all processes, and which asks any process has.
 
-    @torch.no_grad()
-    def estimate_gamma2(self) -> float:
-        """γ² over the training images, as they are (section 3.1)."""
-        energies = [
-            self.model.head.unit_energy(self.model.backbone(to_signed(x)), y)
-            for x, y in zip(self.images.split(256), self.labels.split(256), strict=True)
-        ]
-        gamma2 = core.estimate_gamma2(torch.cat(energies), self.model.dim)
-        if not 0 < gamma2 < math.inf:
-            raise Diverged(f"gamma2 must be positive and finite, got {gamma2}")
-        return gamma2
-
-    def log_line(self, *, with_validation: bool) -> dict:
-        """What happened since the last line. Reads the device once."""
-        now = self.plan.at(self.step - 1)
+        Reads the device once.
+        """
+        census = self.buffer.census(health.bound(self.cfg)) if self.buffer else self.meter.sums.new_zeros(4)
+        numbers = self._over_processes(torch.cat([self.meter.sums, census, census.new_tensor(asks)]))
+        sums, census, asked = (part.tolist() for part in numbers.split([len(self.meter.sums), 4, len(asks)]))
+        now = self.plan.at(max(0, self.step - 1))
         line = {
             "step": self.step,
             "epoch": now.epoch + 1,
             "phase": now.phase_name,
-            "lr": now.lr,
+            "lr": now.lr * self.pace,
             "beta": now.beta,
+            **health.summary(sums, census, self.cfg, now.beta),
         }
-        means = self.meter.means()
-        self.refuse_divergence(means)
-        self.meter.sums.zero_()
-        line |= means
-        # A running estimate, for the accuracies: with unequal priors γ² has a say in them.
-        self.model.head.gamma2.fill_(core.estimate_gamma2(torch.tensor(means["real_energy"]), self.model.dim))
-        if with_validation and len(self.data.valid):
-            predicted = self.model.predict(self.data.valid.images).cpu()
-            line["valid_accuracy"] = (predicted == self.data.valid.labels).float().mean().item()
+        if self.rollbacks:
+            line["rollbacks"] = self.rollbacks
         line["seconds"] = round(self._elapsed(), 3)
-        self.lines += 1
-        return line
+        return line, [number > 0 for number in asked]
 
-    def refuse_divergence(self, means: dict[str, float]) -> None:
-        """Real energies begin near S²/2 and are pushed down: far above that, or non-finite, is divergence."""
-        limit = 1000 * self.cfg.model.scale**2
-        real, sampled = means.get("real_energy", 0.0), means.get("sampled_energy", 0.0)
-        if real < limit and math.isfinite(sampled):
-            return
-        raise Diverged(
-            f"training diverged by update {self.step}: "
-            f"energies of real images {real:.3g}, of sampled ones {sampled:.3g}; "
-            "use a smaller sampler.alpha, train.beta or learning rate, or more sampler.steps, in a new --out"
-        )
+    @property
+    def best_model(self) -> Classifier:
+        """The weights to evaluate and to sample from."""
+        return self.average.model if self.average else self.model
+
+    def validate(self, line: dict[str, Any]) -> float:
+        model = self.best_model
+        if model.head.means is not None:
+            # A running estimate, for the accuracy: with unequal priors γ² has a say in it.
+            model.head.gamma2.fill_(core.estimate_gamma2(torch.tensor(line["real_energy"]), model.dim))
+        predicted = model.predict(self.data.valid.images).cpu()
+        return (predicted == self.data.valid.labels).float().mean().item()
+
+    def roll_back(self, good: State) -> int:
+        """Back to the good state, a smaller step from now on; the number of far chains started anew."""
+        rollbacks, pace = self.rollbacks + 1, self.pace * self.cfg.guard.slower
+        self.restore(good)
+        self.rollbacks, self.pace = rollbacks, pace
+        if not self.buffer:
+            return 0
+        dropped = self.buffer.drop(health.bound(self.cfg), self._source("dropped", self.step, rollbacks))
+        return int(self._over_processes(dropped).item())
+
+    def _over_processes(self, tensor: Tensor) -> Tensor:
+        total = self.fabric.all_reduce(tensor, reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return total
+
+    # --- the end ---
+
+    def finish(self) -> Classifier:
+        """The model, with γ² over the whole training set."""
+        model = self.best_model.eval()
+        if model.head.means is not None:
+            model.head.gamma2.fill_(self.estimate_gamma2(model))
+        model.trained = {
+            "updates": self.step,
+            "weights": "average" if self.average else "last",
+            "rollbacks": self.rollbacks,
+            "processes": self.fabric.world_size,
+            "precision": self.cfg.train.precision,
+            "data_sha256": self.data.fingerprint,
+            "commit": provenance.commit(),
+        }
+        return model
+
+    @torch.no_grad()
+    def estimate_gamma2(self, model: Classifier) -> float:
+        """γ² over the training images, as they are (section 3.1)."""
+        energies = [
+            model.head.unit_energy(model.backbone(to_signed(x)), y)
+            for x, y in zip(self.images.split(256), self.labels.split(256), strict=True)
+        ]
+        gamma2 = core.estimate_gamma2(torch.cat(energies), model.dim)
+        if not 0 < gamma2 < math.inf:
+            raise Diverged(f"gamma2 must be positive and finite, got {gamma2}")
+        return gamma2
+
+    # --- the state ---
 
     def _elapsed(self) -> float:
         now = time.monotonic()
@@ -165,63 +252,47 @@ class Learner:
         return self.seconds
 
     def state(self) -> State:
+        """A copy of everything: `tensors` are the same in all processes, `shard` is this one's own."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        if self.average:
+            average = self.average.model.state_dict()
+            tensors |= {f"average.{name}": tensor for name, tensor in average.items()}
         for index, slots in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{name}": tensor for name, tensor in slots.items()}
-        if self.buffer:
-            tensors |= {f"buffer.{name}": tensor for name, tensor in self.buffer.state_dict().items()}
+            tensors |= {f"optimizer.{index}.{k}": v for k, v in slots.items() if v is not None}
+        shard = {f"buffer.{k}": v for k, v in self.buffer.state_dict().items()} if self.buffer else {}
+        # Only between two lines are the sums not zero, and only a single process is interrupted there.
         tensors["meter.sums"] = self.meter.sums
         info = {
+            "pace": self.pace,
+            "rollbacks": self.rollbacks,
             "seconds": self._elapsed(),
             "lines": self.lines,
             "threads": torch.get_num_threads(),
             "device": self.device.type,
+            "processes": self.fabric.world_size,
             "data": self.data.fingerprint,
         }
-        return State(self.step, tensors, info)
+        return State(self.step, _copied(tensors), _copied(shard), info)
 
     def restore(self, state: State) -> None:
-        torch.set_num_threads(state.info["threads"])  # the bits of a CPU run depend on it
+        """Take over a state; with another number of processes the buffer is dealt out anew."""
+        if state.info["processes"] == self.fabric.world_size:
+            torch.set_num_threads(state.info["threads"])  # the bits of a CPU run depend on it
         self.step = state.step
+        self.pace, self.rollbacks = state.info["pace"], state.info["rollbacks"]
         self.lines, self.seconds = state.info["lines"], state.info["seconds"]
         self.model.load_state_dict(_part(state.tensors, "model"))
+        if self.average:
+            self.average.model.load_state_dict(_part(state.tensors, "average"))
+        self.optimizer = self._new_optimizer(self.plan.at(max(0, self.step - 1)).phase)
         optimizer = self.optimizer.state_dict()
         for key, tensor in _part(state.tensors, "optimizer").items():
             index, name = key.split(".")
-            optimizer["state"].setdefault(int(index), {})[name] = tensor
+            optimizer["state"].setdefault(int(index), {})[name] = tensor.clone()
         self.optimizer.load_state_dict(optimizer)
         if self.buffer:
-            self.buffer.load_state_dict(_part(state.tensors, "buffer"))
+            self.buffer.load_state_dict(_part(state.shard, "buffer"))
         self.meter.sums.copy_(state.tensors["meter.sums"])
-
-
-class Meter:
-    """Sums over the updates since the last line, kept on the device: nothing waits for them."""
-
-    def __init__(self, device: torch.device):
-        self.sums = torch.zeros(5, dtype=torch.float64, device=device)
-
-    @torch.no_grad()
-    def add(self, outcome: objectives.Outcome) -> None:
-        zero = self.sums.new_zeros(())
-        sampled = outcome.sampled
-        self.sums += torch.stack(
-            [
-                outcome.real.double().sum(),
-                outcome.correct.double().sum(),
-                zero + len(outcome.real),
-                zero if sampled is None else sampled.double().sum(),
-                zero if sampled is None else zero + len(sampled),
-            ]
-        )
-
-    def means(self) -> dict[str, float]:
-        """Reads the device; empty when nothing was added."""
-        real, correct, count, sampled, sampled_count = self.sums.tolist()
-        means = {"real_energy": real / count, "accuracy": correct / count} if count else {}
-        if sampled_count:
-            means["sampled_energy"] = sampled / sampled_count
-        return means
 
 
 @functools.lru_cache(maxsize=1)
@@ -235,10 +306,33 @@ def _part(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     }
 
 
-def check(cfg: Config, data: Dataset) -> None:
-    """What only the data can tell of a recipe."""
+def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def check(cfg: Config, data: Dataset, processes: int) -> None:
+    """What only the data and the number of processes can tell of a recipe."""
     smallest_side = min(data.shape[1:])
-    for name in ("discriminative", "generative"):
+    for name in ("discriminative", "generative", "contrast"):
         shift = getattr(cfg, name).shift
         if shift >= smallest_side:
             raise InputError(f"{name}.shift must be less than the image size {smallest_side}, got {shift}")
+    batch_size = min(cfg.train.batch_size, len(data.train))
+    if processes > batch_size:
+        raise InputError(f"{processes} processes need as many images in a batch, got {batch_size}")
+    sizes = {"train.batch_size": batch_size} | ({"buffer.size": cfg.buffer.size} if cfg.samples else {})
+    for name, size in sizes.items():
+        if size % processes:
+            raise InputError(f"{name} must be a multiple of the {processes} processes, got {size}")
+    updates = len(data.train) // batch_size
+    for name in ("discriminative", "generative"):
+        phase = getattr(cfg, name)
+        if phase.epochs and phase.warmup > phase.epochs * updates:
+            rule = f"must be at most the {phase.epochs * updates} updates of the phase"
+            raise InputError(f"{name}.warmup {rule}, got {phase.warmup}")
+    with torch.device("meta"):  # a network that cannot be built is refused before anything is written
+        priors = Classifier(cfg, data.shape, data.class_names).head.priors
+    if cfg.samples and cfg.buffer.labels == "batch":
+        empirical = data.class_counts / len(data.train)
+        priors = empirical if cfg.model.priors == "empirical" else torch.full_like(empirical, 1 / len(priors))
+        check_quotas(cfg.buffer.size // processes, batch_size // processes, priors)

@@ -1,4 +1,4 @@
-"""A classifier is images → logits; a head turns features into logits, and so into energies."""
+"""A classifier is images → logits: a backbone, a head, and where its chains start."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,39 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from gmmc import core
-from gmmc.backbones import build_backbone
+from gmmc.backbones import build_backbone, frozen_statistics
 from gmmc.config import Config
 from gmmc.errors import InputError
+from gmmc.heads import HEADS
 from gmmc.pixels import Shape, as_batch, as_unit, to_signed, to_unit
-from gmmc.sampling import SAMPLERS, SeededNoise, descend
+from gmmc.sampling import BOX, SAMPLERS, Chains, Noise, SeededNoise, descend
+from gmmc.starts import GaussianStart, UniformStart
 
 # Chains run in padded blocks of a fixed size, so that an image is the same to the last bit whether it is
 # drawn alone or among a thousand; a GPU wants larger blocks than a CPU.
 BLOCK = {"cpu": 32, "cuda": 256}
 PREDICT_BATCH = 256
-
-
-class MMCHead(nn.Module):
-    """Fixed equiangular means (Alg. 2); γ² and the class priors are estimates, stored beside them."""
-
-    means: Tensor
-    priors: Tensor
-    gamma2: Tensor
-
-    def __init__(self, num_classes: int, dim: int, scale: float, priors: Tensor | None = None):
-        super().__init__()
-        uniform = torch.full((num_classes,), 1 / num_classes)
-        self.register_buffer("means", core.simplex_means(num_classes, dim, scale))
-        self.register_buffer("priors", uniform if priors is None else priors.float())
-        self.register_buffer("gamma2", torch.ones(()))
-
-    def unit_energy(self, features: Tensor, labels: Tensor) -> Tensor:
-        """½‖φ − μ_y‖²: what training descends; γ² has no part in it."""
-        return core.unit_energy(features, self.means[labels])
-
-    def forward(self, features: Tensor) -> Tensor:
-        """−‖φ − μ_y‖²/2γ² for every class  (Eq. 4)."""
-        return core.mahalanobis_logits(core.unit_energies(features, self.means), self.gamma2, self.priors)
 
 
 class Classifier(nn.Module):
@@ -51,14 +30,17 @@ class Classifier(nn.Module):
         self.trained: dict[str, Any] = {}  # how, for the conditions of a result
         self.shape = shape
         self.class_names = tuple(class_names)
-        self.backbone = build_backbone(cfg.model.backbone, shape, cfg.model.dim)
-        with torch.no_grad():
+        classes = len(self.class_names)
+        self.backbone = build_backbone(cfg.model, shape)
+        with torch.no_grad(), frozen_statistics(self.backbone):
             self.dim = self.backbone(torch.zeros(1, *shape)).shape[1]
-        self.head = MMCHead(len(self.class_names), self.dim, cfg.model.scale, priors)
+        self.head = HEADS[cfg.model.head](classes, self.dim, cfg.model.scale, priors)
+        gaussian = cfg.buffer.start == "gaussian" and cfg.samples
+        self.start = GaussianStart(shape, classes, cfg.buffer.rank) if gaussian else UniformStart(shape)
 
     @property
     def device(self) -> torch.device:
-        return self.head.means.device
+        return self.head.gamma2.device
 
     def forward(self, images: Tensor) -> Tensor:
         """Images in [0, 1] → logits, differentiable: what attacks and other tools call."""
@@ -104,7 +86,7 @@ class Classifier(nn.Module):
         steps: int | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """n fresh chains from noise → images in [0, 1]. Image i is the one of seed + i, whatever n is.
+        """n fresh chains → images in [0, 1]. Image i is the one of seed + i, whatever n is.
 
         Without labels, y′ is drawn from the priors, see `sample_labels`.
         """
@@ -133,12 +115,22 @@ class Classifier(nn.Module):
         return core.labels_at(quantiles, self.head.priors.cpu())
 
     def _chains(self, labels: Tensor, first_seed: int, steps: int) -> Tensor:
-        seeds = range(first_seed, first_seed + len(labels))
-        noise = SeededNoise(seeds, shape=self.shape, dim=self.dim, device=self.device)
-        means = self.head.means[labels.to(self.device)]
-        sampler = self.cfg.sampler
-        energy_at = SAMPLERS[sampler.name](self.backbone, means, noise, sampler.target_std)
-        return to_unit(descend(energy_at, noise.start, steps=steps, alpha=sampler.alpha))
+        labels = labels.to(self.device)
+        noise = SeededNoise(range(first_seed, first_seed + len(labels)), self.device)
+        x = self.start(labels, noise)
+        walk = SAMPLERS[self.cfg.sampler.name](self.chains(labels, noise), self.cfg.sampler)
+        with frozen_statistics(self.backbone):
+            return to_unit(descend(walk, x, steps=steps).clamp(*BOX))
+
+    def chains(self, labels: Tensor, noise: Noise) -> Chains:
+        """What a sampler needs to know to move chains towards these classes."""
+        means = self.head.means
+        return Chains(
+            features=self.backbone,
+            energy=lambda x: self.head.unit_energy(self.backbone(x), labels),
+            means=None if means is None else means.detach()[labels],
+            noise=noise,
+        )
 
     def label_tensor(self, labels, count: int) -> Tensor:
         """`count` class indices as a checked tensor."""

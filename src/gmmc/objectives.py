@@ -1,41 +1,137 @@
-"""What an update minimises. One signature: (model, real pair, sampled pair or None, …) → Outcome."""
+"""What an update minimises. One signature: (parts of the batch as features, head, settings, β) → loss."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from gmmc.backbones import has_live_statistics, unrecorded_statistics
+from gmmc.config import Config, ObjectiveConfig
+from gmmc.heads import Head
 from gmmc.models import Classifier
+
+# --- the shape of a sampled energy before the mean ---
+
+
+def raw(energies: Tensor, bound: float) -> Tensor:
+    """E′ as it is, the paper's: the farther a chain, the harder it is pushed."""
+    return energies
+
+
+def cap(energies: Tensor, bound: float) -> Tensor:
+    """min(E′, κ): no push above κ."""
+    return energies.clamp(max=bound)
+
+
+def huber(energies: Tensor, bound: float) -> Tensor:
+    """E′ up to κ, then 2√(κE′) − κ: the push ‖φ − μ‖·h′ grows up to √(2κ) and stays there."""
+    return torch.where(energies < bound, energies, 2 * (bound * energies.clamp(min=bound)).sqrt() - bound)
+
+
+SHAPES: dict[str, Callable[[Tensor, float], Tensor]] = {"raw": raw, "cap": cap, "huber": huber}
+
+
+# --- the objectives ---
 
 
 @dataclass(frozen=True)
-class Outcome:
-    loss: Tensor
-    real: Tensor  # unit energies of real images, (B,)
-    sampled: Tensor | None  # unit energies of sampled images; None where β = 0
-    correct: Tensor  # whether each real image is assigned its class
+class Terms:
+    """What an objective is made of; energies are unit energies, one per image."""
+
+    features: Tensor  # φ of the real images as the phase augments them
+    labels: Tensor
+    head: Head
+    real: Tensor  # E(x, y) of the same
+    contrast: Tensor | None  # E(x, y) of the same images as [contrast] augments them
+    sampled: Tensor | None  # h(E(x′, y′)); None where β = 0
 
 
-def gmmc(
-    model: Classifier,
-    real: tuple[Tensor, Tensor],
-    sampled: tuple[Tensor, Tensor] | None,
-    *,
-    beta: float,
-) -> Outcome:
-    """mean E(x, y) − β·mean E(x′, y′): the gradient of Eq. 5 at β = 0, of Eq. 7 above.
+def gmmc(terms: Terms, cfg: ObjectiveConfig, beta: float) -> Tensor:
+    """mean E(x, y) − β·mean h(E(x′, y′)): with raw h the gradient of Eq. 5 at β = 0, of Eq. 7 above.
 
-    Energies are unit energies. The paper divides both by γ², a constant that Adam cancels; α, defined on
-    the unit energy, is where the energy's scale is chosen.
+    The paper divides both by γ², a constant that Adam cancels; α, defined on the unit energy, is where the
+    energy's scale is chosen.
     """
-    x, y = real
-    count = len(x)
-    if sampled is not None:  # one pass for both
-        x, y = torch.cat([x, sampled[0]]), torch.cat([y, sampled[1]])
-    features = model.backbone(x)
-    energies = model.head.unit_energy(features, y)
-    correct = model.head(features[:count].detach()).argmax(-1) == y[:count]
-    if sampled is None:
-        return Outcome(energies.mean(), energies, None, correct)
-    loss = energies[:count].mean() - beta * energies[count:].mean()
-    return Outcome(loss, energies[:count], energies[count:], correct)
+    loss = terms.real.mean()
+    return loss if terms.sampled is None else loss - beta * terms.sampled.mean()
+
+
+def split(terms: Terms, cfg: ObjectiveConfig, beta: float) -> Tensor:
+    """(1 − β)·E(x, y) + β·[E(x_contrast, y) − h(E(x′, y′))]: gmmc with two ways to augment."""
+    return (1 - beta) * terms.real.mean() + beta * _difference(terms)
+
+
+def balanced(terms: Terms, cfg: ObjectiveConfig, beta: float) -> Tensor:
+    """CE(x, y) + anchor·E(x, y) + β·[E(x_contrast, y) − h(E(x′, y′))].
+
+    The class part moves p(y|x) only, and real and sampled energies weigh the same: the density is at rest
+    where samples are as frequent as data, not twice as frequent as with β = 0.5 in `gmmc`.
+    """
+    temperature = 1.0 if terms.head.means is None else cfg.temperature
+    cross_entropy = F.cross_entropy(terms.head.logits_at(terms.features, temperature), terms.labels)
+    return cross_entropy + cfg.anchor * terms.real.mean() + beta * _difference(terms)
+
+
+def _difference(terms: Terms) -> Tensor | float:
+    if terms.contrast is None or terms.sampled is None:  # β = 0
+        return 0.0
+    return terms.contrast.mean() - terms.sampled.mean()
+
+
+OBJECTIVES: dict[str, Callable[[Terms, ObjectiveConfig, float], Tensor]] = {
+    "gmmc": gmmc,
+    "split": split,
+    "balanced": balanced,
+}
+
+
+# --- from images to the loss ---
+
+Pair = tuple[Tensor, Tensor]  # images and labels
+
+
+class Loss(nn.Module):
+    """One update's forward pass: the module whose gradients the processes of a training share."""
+
+    def __init__(self, model: Classifier, cfg: Config):
+        super().__init__()
+        self.backbone, self.head = model.backbone, model.head
+        self.cfg = cfg.objective
+
+    def forward(self, real: Pair, contrast: Tensor | None, sampled: Pair | None, beta: float):
+        """(loss, real unit energies, sampled ones or None, whether each real image is assigned its class).
+
+        The energies and verdicts are per sample, for the record: without gradients.
+        """
+        x, y = real
+        parts = [x] + ([] if contrast is None else [contrast]) + ([] if sampled is None else [sampled[0]])
+        features = self.features(parts, last_is_sampled=sampled is not None)
+        energy = self.head.unit_energy
+        sampled_energies = None if sampled is None else energy(features[-1], sampled[1])
+        terms = Terms(
+            features=features[0],
+            labels=y,
+            head=self.head,
+            real=energy(features[0], y),
+            contrast=None if contrast is None else energy(features[1], y),
+            sampled=None
+            if sampled_energies is None
+            else SHAPES[self.cfg.shape](sampled_energies, self.cfg.bound),
+        )
+        loss = OBJECTIVES[self.cfg.name](terms, self.cfg, beta)
+        correct = self.head(features[0].detach()).argmax(-1) == y
+        record = None if sampled_energies is None else sampled_energies.detach()
+        return loss, terms.real.detach(), record, correct
+
+    def features(self, parts: list[Tensor], *, last_is_sampled: bool) -> list[Tensor]:
+        """One pass for all parts; with live batch statistics one each, and those of samples go unrecorded."""
+        if not has_live_statistics(self.backbone):
+            return list(self.backbone(torch.cat(parts)).split([len(part) for part in parts]))
+        real = parts[:-1] if last_is_sampled else parts
+        features = [self.backbone(part) for part in real]
+        if last_is_sampled:
+            with unrecorded_statistics(self.backbone):
+                features.append(self.backbone(parts[-1]))
+        return features

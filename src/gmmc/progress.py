@@ -11,14 +11,15 @@ PLAIN_EVERY = 5.0  # seconds between plain lines
 class Progress:
     """`with Progress("training", total) as bar: bar.update(done, "real 3.1")`. `total`: any unit of work."""
 
-    def __init__(self, title: str, total: float):
+    def __init__(self, title: str, total: float, *, silent: bool = False):
+        self.silent = silent
         self.title = title
         self.total = total
         self._bar = None
         self._marks: deque[tuple[float, float]] = deque(maxlen=500)  # (time, done): the speed of late
 
     def __enter__(self) -> "Progress":
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not self.silent:
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as RichProgress
@@ -36,6 +37,8 @@ class Progress:
         return self
 
     def update(self, done: float, status: str = "") -> None:
+        if self.silent:
+            return
         now = time.monotonic()
         self._marks.append((now, done))
         if self._bar:
@@ -47,6 +50,8 @@ class Progress:
 
     def say(self, line: str) -> None:
         """A line that stays."""
+        if self.silent:
+            return
         if self._bar:
             self._bar.console.print(line, markup=False, soft_wrap=True)
         else:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ CONFIG, METRICS, MODEL, RESULTS, RESUME = (
     "results.json",
     "resume",
 )
+LAST_GOOD = "last-good.safetensors"  # the model of a training that the guard gave up
 STATES_KEPT = 2
 
 
@@ -101,10 +102,11 @@ def _content_hash(tensors: dict[str, Tensor], text: str) -> str:
 
 @dataclass(frozen=True)
 class State:
-    """Everything of one moment of a training."""
+    """Everything of one moment of a training, as one of its processes holds it."""
 
     step: int
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Tensor]  # the same in all processes
+    shard: dict[str, Tensor]  # this process's own; all processes together make the whole
     info: dict[str, Any]
 
 
@@ -115,11 +117,10 @@ class RunFolder:
     @contextmanager
     def opened_for(self, cfg: Config) -> Iterator[None]:
         """Create the folder or check that it belongs to the same recipe; hold it against other trainings."""
-        new = not (self.path / CONFIG).exists()
-        if new:
-            self._check_free()
-        else:
+        if (self.path / CONFIG).exists():
             self._check_same(cfg)
+        else:
+            self._check_free()
         try:
             (self.path / RESUME).mkdir(parents=True, exist_ok=True)
             lock = (self.path / ".lock").open("w")
@@ -134,8 +135,7 @@ class RunFolder:
                 ) from None
             for leftover in [*self.path.glob(".*.tmp"), *(self.path / RESUME).glob(".*.tmp")]:
                 leftover.unlink()  # of a process that was killed while writing
-            if new:
-                write_atomic(self.path / CONFIG, config.to_toml(cfg).encode())
+            write_atomic(self.path / CONFIG, config.to_toml(cfg).encode())  # a resumed run may have moved
             yield
 
     def _check_free(self) -> None:
@@ -157,44 +157,80 @@ class RunFolder:
                 "give the old values to resume it, or another --out"
             )
 
-    # resume states
+    # resume states: a file per process, that of rank 0 with all they share, written last
 
-    def save_state(self, state: State) -> None:
-        content, digest = pack(state.tensors, {**state.info, "step": state.step})
-        folder = self.path / RESUME
-        write_atomic(folder / self._state_name(state.step, digest), content)
-        for old in self._state_files()[STATES_KEPT:]:
-            old.unlink()
+    def save_state(self, state: State, rank: int = 0, barrier: Callable[[], object] = lambda: None) -> None:
+        """Every process calls this; the state is there once rank 0's file is."""
+        info = {**state.info, "step": state.step}
+        if rank == 0:
+            barrier()
+        content, digest = pack(state.shard | state.tensors if rank == 0 else state.shard, info)
+        path = self.path / RESUME / self._state_name(state.step, rank, digest)
+        write_atomic(path, content)
+        if rank != 0:
+            barrier()
+            return
+        self._forget_old_states(path)
 
-    def load_state(self) -> tuple[State | None, list[str]]:
-        """The newest intact state and a line about each damaged one; None for a run that has not begun.
+    def _forget_old_states(self, newest: Path) -> None:
+        """Keep the last two moments; of one moment only what was written last."""
+        step = newest.name[: len("step-000000000")]
+        others = [p for p in self._state_files(0) if p != newest]
+        kept = [newest, *[p for p in others if not p.name.startswith(step)][: STATES_KEPT - 1]]
+        moments = {p.name[: len(step)] for p in kept}
+        for old in others:
+            if old not in kept:
+                old.unlink()
+        for part in (self.path / RESUME).glob("step-*.safetensors"):
+            if part.name[: len(step)] not in moments:
+                part.unlink()
 
-        Damaged files are set aside, not deleted. If nothing intact is left the run is not restarted from
-        zero behind the user's back.
+    def load_state(self, rank: int = 0, processes: int = 1) -> tuple[State | None, list[str]]:
+        """The newest state intact in all its files, and a line about each damaged one.
+
+        None for a run that has not begun. Damaged files are set aside, not deleted: rank 0 loads first. If
+        nothing intact is left the run is not restarted from zero behind the user's back.
         """
         complaints = []
-        for path in self._state_files():
+        for path in self._state_files(0):
             try:
-                tensors, info, digest = unpack(path)
-                if path.name != self._state_name(info["step"], digest):
-                    raise Damaged(f"{path} was altered: its content does not match its name")
+                return self._read_state(path, rank, processes), complaints
             except Damaged as error:
                 path.rename(path.with_suffix(".damaged"))
                 complaints.append(str(error))
-                continue
-            return State(info["step"], tensors, info), complaints
         if complaints or any((self.path / RESUME).glob("*.damaged")) or self.metrics():
             lines = "; ".join([*complaints, f"no intact state is left in {self.path / RESUME}"])
             raise InputError(f"{lines}: delete {self.path} to train from the start")
         return None, []
 
-    @staticmethod
-    def _state_name(step: int, digest: str) -> str:
-        return f"step-{step:09d}-rank-0-{digest[:16]}.safetensors"
+    def _read_state(self, path: Path, rank: int, processes: int) -> State:
+        tensors, info = self._unpack_state(path)
+        if "processes" not in info:
+            raise InputError(
+                f"{path} was written by an older gmmc; finish it with that, or start a new --out"
+            )
+        step, count = info["step"], info["processes"]
+        shards = [{name: tensors.pop(name) for name in list(tensors) if name.startswith("buffer.")}]
+        for other in range(1, count):
+            files = [p for p in self._state_files(other) if p.name.startswith(f"step-{step:09d}-")]
+            if not files:
+                raise Damaged(f"{path} lacks the part of process {other} of {count}")
+            shards.append(self._unpack_state(files[0])[0])
+        return State(step, tensors, deal(shards, rank, processes), info)
 
-    def _state_files(self) -> list[Path]:
+    def _unpack_state(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, info, digest = unpack(path)
+        if f"-{digest[:16]}." not in path.name or not path.name.startswith(f"step-{info['step']:09d}-"):
+            raise Damaged(f"{path} was altered: its content does not match its name")
+        return tensors, info
+
+    @staticmethod
+    def _state_name(step: int, rank: int, digest: str) -> str:
+        return f"step-{step:09d}-rank-{rank}-{digest[:16]}.safetensors"
+
+    def _state_files(self, rank: int) -> list[Path]:
         """Newest first."""
-        pattern = re.compile(r"step-\d{9}-rank-0-[0-9a-f]{16}\.safetensors")
+        pattern = re.compile(rf"step-\d{{9}}-rank-{rank}-[0-9a-f]{{16}}\.safetensors")
         return sorted((p for p in (self.path / RESUME).iterdir() if pattern.fullmatch(p.name)), reverse=True)
 
     # metrics
@@ -219,9 +255,12 @@ class RunFolder:
             lines.append(line)
         return lines
 
-    def rewind_metrics(self, step: int) -> int:
-        """Forget what was logged after the state that training goes on from; the number of lines left."""
-        lines = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
+    def rewind_metrics(self, count: int) -> int:
+        """Forget what was logged after the state that training goes on from; the number of lines left.
+
+        Lines are counted: after a rollback the same step is logged twice.
+        """
+        lines = [json.dumps(line) + "\n" for line in self.metrics()[:count]]
         write_atomic(self.path / METRICS, "".join(lines).encode())
         return len(lines)
 
@@ -244,6 +283,18 @@ class RunFolder:
         write_atomic(self.path / RESULTS, text.encode() + b"\n")
 
 
+def deal(shards: list[dict[str, Tensor]], rank: int, processes: int) -> dict[str, Tensor]:
+    """This process's part of what the processes of an earlier call held.
+
+    With another number of processes the rows are dealt out anew, one by one: the parts are sorted by class,
+    and every process needs some of all.
+    """
+    if len(shards) == processes:
+        return shards[rank]
+    whole = {name: torch.stack([shard[name] for shard in shards], 1).flatten(0, 1) for name in shards[0]}
+    return {name: tensor[rank::processes] for name, tensor in whole.items()}
+
+
 # --- weights --------------------------------------------------------------------------------------
 
 
@@ -252,7 +303,7 @@ def save_model(path: Path, model: Classifier) -> None:
     info = {
         "gmmc": __version__,
         "trained": model.trained,
-        "weights": "last",  # of the last update, not averaged
+        "weights": model.trained.get("weights", "last"),  # of the last update, or averaged
         "config": config.to_toml(model.cfg),
         "shape": model.shape,
         "class_names": model.class_names,

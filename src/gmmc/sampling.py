@@ -1,70 +1,145 @@
 """Samplers: gradient descent on images, and the energies it walks down (section 3.2)."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from gmmc.config import SamplerConfig
 from gmmc.core import unit_energy
-from gmmc.pixels import Shape
 from gmmc.randomness import generator
 
-EnergyAt = Callable[[Tensor, int], Tensor]  # (images, step t) → energies (B,)
-Features = Callable[[Tensor], Tensor]
-Noise = Callable[[int], Tensor]  # step t → standard normals of the shape of the features
+BOX = (-1.0, 1.0)  # where pixels live
 
 
-def descend(
-    energy_at: EnergyAt,
-    x: Tensor,
-    *,
-    steps: int,
-    alpha: float,
-    bounds: tuple[float, float] = (-1.0, 1.0),
-) -> Tensor:
-    """x_{t+1} = clamp(x_t − α ∂E/∂x)  (Eq. 8, Eq. 10).
+class Noise(Protocol):
+    """Random numbers for a batch of chains: `size` is that of one chain's share."""
+
+    def uniform(self, *size: int) -> Tensor: ...
+    def normal(self, *size: int) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Chains:
+    """What a sampler may know of the chains it moves."""
+
+    features: Callable[[Tensor], Tensor]  # φ
+    energy: Callable[[Tensor], Tensor]  # unit energies E(x′, y′), (B,)
+    means: Tensor | None  # μ_y′, where the head has means
+    noise: Noise
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How chains move: x_{t+1} = clamp(x_t − α(t) ∂E/∂x + noise(x, t))."""
+
+    energy_at: Callable[[Tensor, int], Tensor]  # (images, step t) → energies (B,)
+    alpha: Callable[[int], float]
+    noise: Callable[[Tensor, int], Tensor] | None = None
+    bounds: tuple[float, float] | None = BOX
+
+
+def descend(walk: Walk, x: Tensor, *, steps: int) -> Tensor:
+    """Eq. 8 and Eq. 10; with noise, Eq. 3.
 
     The gradient is of the *summed* energy: a chain does not feel the size of its batch.
     """
     for t in range(steps):
         x = x.detach().requires_grad_(True)
-        (grad,) = torch.autograd.grad(energy_at(x, t).sum(), x)
-        x = (x.detach() - alpha * grad).clamp(*bounds)
+        (grad,) = torch.autograd.grad(walk.energy_at(x, t).sum(), x)
+        x = x.detach() - walk.alpha(t) * grad
+        if walk.noise is not None:
+            x = x + walk.noise(x, t)
+        if walk.bounds is not None:
+            x = x.clamp(*walk.bounds)
     return x.detach()
 
 
-def staged(features: Features, means: Tensor, noise: Noise, target_std: float) -> EnergyAt:
+def staged(chains: Chains, cfg: SamplerConfig) -> Walk:
     """½‖φ(x′) − z‖² with z ~ N(μ_y′, target_std²·I) drawn once per chain (Eq. 8)."""
-    target = means + target_std * noise(0)
-    return lambda x, t: unit_energy(features(x), target)
+    target = _around(chains, cfg)
+    return Walk(lambda x, t: unit_energy(chains.features(x), target), lambda t: cfg.alpha)
 
 
-def noise_injected(features: Features, means: Tensor, noise: Noise, target_std: float) -> EnergyAt:
+def noise_injected(chains: Chains, cfg: SamplerConfig) -> Walk:
     """½‖φ(x′) − μ_y′ − target_std·z‖² with z drawn anew at each step (Eq. 9–10)."""
-    return lambda x, t: unit_energy(features(x), means + target_std * noise(t))
+    return Walk(lambda x, t: unit_energy(chains.features(x), _around(chains, cfg)), lambda t: cfg.alpha)
 
 
-SAMPLERS: dict[str, Callable[[Features, Tensor, Noise, float], EnergyAt]] = {
+def sgld(chains: Chains, cfg: SamplerConfig) -> Walk:
+    """x − α_t/2 ∂E/∂x + ε, ε ~ N(0, α_t), α_t = α·(1 + t)^−power (Eq. 3).
+
+    The paper prints α·ε with ε ~ N(0, 1), which is Langevin dynamics at temperature α; the *variance* is α
+    here, as in the works that it follows, so that exp(−E) is the stationary law.
+    """
+
+    def alpha(t: int) -> float:
+        return cfg.alpha * (1 + t) ** -cfg.power
+
+    return Walk(
+        lambda x, t: chains.energy(x),
+        lambda t: alpha(t) / 2,
+        lambda x, t: alpha(t) ** 0.5 * chains.noise.normal(*x.shape[1:]),
+        bounds=None,
+    )
+
+
+def sgld_jem(chains: Chains, cfg: SamplerConfig) -> Walk:
+    """x − α ∂E/∂x + noise·N(0, I), pixels unbounded: what JEM's code runs, with α = 1 and noise 0.01."""
+    return Walk(
+        lambda x, t: chains.energy(x),
+        lambda t: cfg.alpha,
+        lambda x, t: cfg.noise * chains.noise.normal(*x.shape[1:]),
+        bounds=None,
+    )
+
+
+SAMPLERS: dict[str, Callable[[Chains, SamplerConfig], Walk]] = {
     "staged": staged,
     "noise_injected": noise_injected,
+    "sgld": sgld,
+    "sgld_jem": sgld_jem,
 }
 
 
-class SeededNoise:
-    """Everything random about a batch of chains, from one seed per chain and nothing else.
+def _around(chains: Chains, cfg: SamplerConfig) -> Tensor:
+    assert chains.means is not None  # a recipe without means and with this sampler is refused
+    return chains.means + cfg.target_std * chains.noise.normal(chains.means.shape[-1])
 
-    Drawn on the CPU, so that a seed means the same start on every device; call it for t = 0, 1, 2, … in turn.
+
+# --- where the numbers come from ---
+
+
+class BatchNoise:
+    """One generator for all chains: training."""
+
+    def __init__(self, count: int, source: torch.Generator):
+        self._count, self._source = count, source
+
+    def uniform(self, *size: int) -> Tensor:
+        return torch.rand(self._count, *size, generator=self._source, device=self._source.device)
+
+    def normal(self, *size: int) -> Tensor:
+        return torch.randn(self._count, *size, generator=self._source, device=self._source.device)
+
+
+class SeededNoise:
+    """One seed per chain and nothing else: fresh samples.
+
+    Drawn on the CPU, so that a seed means the same numbers on every device.
     """
 
-    def __init__(self, seeds: Sequence[int], *, shape: Shape, dim: int, device: torch.device):
+    def __init__(self, seeds: Sequence[int], device: torch.device):
         self._sources = [generator("chain", seed) for seed in seeds]
-        self._dim, self._device = dim, device
-        starts = [torch.rand(shape, generator=source) * 2 - 1 for source in self._sources]
-        self.start = torch.stack(starts).to(device)  # x′_0 ~ U(−1, 1)
+        self._device = device
 
-    def __call__(self, t: int) -> Tensor:
-        normals = [torch.randn(self._dim, generator=source) for source in self._sources]
-        return torch.stack(normals).to(self._device)
+    def uniform(self, *size: int) -> Tensor:
+        return torch.stack([torch.rand(size, generator=source) for source in self._sources]).to(self._device)
+
+    def normal(self, *size: int) -> Tensor:
+        return torch.stack([torch.randn(size, generator=source) for source in self._sources]).to(self._device)
 
     @staticmethod
     def quantiles_of(seeds: Sequence[int]) -> Tensor:

@@ -28,10 +28,6 @@ class Plan:
     def total(self) -> int:
         return self.discriminative + self.cfg.generative.epochs * self.steps_per_epoch
 
-    @property
-    def samples(self) -> bool:
-        return self.cfg.train.beta > 0 and self.cfg.generative.epochs > 0
-
     def at(self, step: int) -> Moment:
         """The moment of update number `step`, counted from 0."""
         epoch = step // self.steps_per_epoch
@@ -44,6 +40,9 @@ class Plan:
         return Moment(epoch, phase, "generative", self._lr(phase, step), beta)
 
     def _lr(self, phase: PhaseConfig, step: int) -> float:
+        return self._scheduled(phase, step) * (min(1.0, (step + 1) / phase.warmup) if phase.warmup else 1.0)
+
+    def _scheduled(self, phase: PhaseConfig, step: int) -> float:
         if phase.schedule == "cosine":
             return phase.lr * 0.5 * (1 + math.cos(math.pi * step / (phase.epochs * self.steps_per_epoch)))
         decays = sum(step >= epoch * self.steps_per_epoch for epoch in phase.decay_epochs)
@@ -54,5 +53,5 @@ class Plan:
         generative = max(0, step - self.discriminative)
         # An update on twice the images, and per sampler step forward and back to the pixels: two thirds of an
         # update, which also goes back to the weights.
-        per_update = 2 + 2 / 3 * self.cfg.sampler.steps if self.samples else 1
+        per_update = 2 + 2 / 3 * self.cfg.sampler.steps if self.cfg.samples else 1
         return step - generative + per_update * generative

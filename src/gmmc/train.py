@@ -1,87 +1,196 @@
-"""The training loop: update, log, save; resume, finish, stop when asked."""
+"""The training loop: update, log, guard, save; resume, finish, stop when asked."""
 
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from gmmc import data as data_sources
-from gmmc import runs
+from gmmc import health, runs
 from gmmc.config import Config
 from gmmc.data import Dataset
-from gmmc.errors import InputError, Interrupted
-from gmmc.learner import Learner
-from gmmc.models import Classifier, pick_device
+from gmmc.errors import Diverged, InputError, Interrupted
+from gmmc.learner import Learner, check
+from gmmc.models import Classifier
+from gmmc.processes import build_fabric, world_size
 from gmmc.progress import Progress
-from gmmc.runs import RunFolder
+from gmmc.ranks import is_leader
+from gmmc.runs import RunFolder, State
 
 
 def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifier:
     """Train in the folder `out`, going on where an earlier call with the same configuration stopped."""
-    device = pick_device(cfg.train.device)
     if cfg.train.threads:
         torch.set_num_threads(cfg.train.threads)
+    fabric = build_fabric(cfg.train)
     data = data or data_sources.load(cfg.data, cfg.train.seed)
-    learner = Learner(cfg, data, device)
+    check(cfg, data, world_size(cfg.train))
     folder = RunFolder(out)
-    with folder.opened_for(cfg):
-        finished = load_finished(folder, learner)
+    with folder.opened_for(cfg) if is_leader() else nullcontext():
+        finished = load_finished(folder, data, fabric.device)
         if finished:
-            print(f"{folder.path} is already trained ({learner.plan.total} updates)")
             return finished
-        with Progress("training", learner.plan.work(learner.plan.total)) as bar, interruptible() as stop:
-            run_updates(learner, folder, bar, stop)
+        fabric.launch()  # from here on there are several of us
+        learner = Learner(cfg, data, fabric)
+        total = learner.plan.work(learner.plan.total)
+        with Progress("training", total, silent=not is_leader()) as bar, interruptible() as stop:
+            Session(learner, folder, bar, stop).run()
         model = learner.finish()
-        runs.save_model(folder.path / runs.MODEL, model)
+        if is_leader():
+            runs.save_model(folder.path / runs.MODEL, model)
     return model
 
 
-def run_updates(learner: Learner, folder: RunFolder, bar: Progress, stop: threading.Event) -> None:
-    """Update until the plan is done, log and save on the way."""
-    cfg, plan = learner.cfg.train, learner.plan
-    state, complaints = folder.load_state()
-    for complaint in complaints:
-        bar.say(complaint)
-    if state:
-        check_same_data(state.info["data"], learner, folder)
-        learner.restore(state)
-        lost = learner.lines - folder.rewind_metrics(learner.step)
-        if lost > 0:
-            bar.say(f"{folder.path / runs.METRICS} has lost {lost} of its lines; training is not affected")
-        elsewhere = (
-            "" if state.info["device"] == learner.device.type else f", begun on {state.info['device']}"
+class Session:
+    """Updates, one after the other, with all that must happen between them: log, guard, save, stop."""
+
+    def __init__(self, learner: Learner, folder: RunFolder, bar: Progress, stop: threading.Event):
+        self.learner, self.folder, self.bar, self.stop = learner, folder, bar, stop
+        self.cfg, self.plan, self.fabric = learner.cfg, learner.plan, learner.fabric
+
+    def run(self) -> None:
+        learner, plan = self.learner, self.plan
+        self.begin()
+        status = ""
+        while learner.step < plan.total:
+            learner.update()
+            epoch_done = learner.step % plan.steps_per_epoch == 0
+            if learner.step % self.cfg.train.log_every == 0 or epoch_done:
+                status = self.look(epoch_done)
+            self.bar.update(plan.work(learner.step), f"{learner.step}/{plan.total}  {status}")
+            if self.stop.is_set() and self.fabric.world_size == 1:  # several processes must agree: see `look`
+                self.interrupt()
+        if self.saved_step < plan.total:
+            self.save()
+
+    def begin(self) -> None:
+        """From the newest state, or from the first."""
+        learner, folder = self.learner, self.folder
+        state, complaints = self.load()
+        for complaint in complaints:
+            self.bar.say(complaint)
+        if state:
+            check_same_data(state.info["data"], learner.data, folder)
+            learner.restore(state)
+            if is_leader():
+                lost = learner.lines - folder.rewind_metrics(learner.lines)
+                if lost > 0:
+                    place = folder.path / runs.METRICS
+                    self.bar.say(f"{place} has lost {lost} of its lines; training is not affected")
+            self.bar.say(
+                f"resuming {folder.path} at update {learner.step} of {self.plan.total}{moved(state, learner)}"
+            )
+        self.good = learner.state()
+        self.saved_step = learner.step
+        if not state:
+            self.save()
+        self.saved_at = time.monotonic()
+
+    def load(self):
+        """Rank 0 first: it sets damaged files aside, and then all find the same state."""
+        rank, processes = self.fabric.global_rank, self.fabric.world_size
+        if rank != 0:
+            self.fabric.barrier()
+        loaded = self.folder.load_state(rank, processes)
+        if rank == 0:
+            self.fabric.barrier()
+        return loaded
+
+    def look(self, epoch_done: bool) -> str:
+        """Log what happened, act on it; a few words for the bar."""
+        learner, cfg = self.learner, self.cfg
+        due = is_leader() and time.monotonic() - self.saved_at >= cfg.train.checkpoint_seconds
+        line, (stop, due) = learner.report(self.stop.is_set(), due)
+        reason = health.trouble(line, cfg)
+        if reason:
+            return self.recover(line, reason)
+        learner.meter.reset()
+        if epoch_done and len(learner.data.valid) and is_leader():
+            line["valid_accuracy"] = learner.validate(line)
+        self.log(line)
+        if learner.step - self.good.step >= cfg.guard.every:
+            self.good = learner.state()
+        if learner.step < self.plan.total:
+            if due:
+                self.save()
+            if stop:
+                self.interrupt()
+        return describe(line)
+
+    def recover(self, line: dict, reason: str) -> str:
+        """Back to the last good state, slower; or give up."""
+        learner, guard = self.learner, self.cfg.guard
+        diverged_at = learner.step
+        if not guard.on or learner.rollbacks == guard.rollbacks:
+            self.give_up(line, reason)
+        dropped = learner.roll_back(self.good)
+        learner.lines += 1
+        self.good = learner.state()
+        line |= {"event": "rollback", "reason": reason, "to": learner.step, "dropped": dropped}
+        line |= {"rollbacks": learner.rollbacks, "pace": learner.pace}
+        if is_leader():
+            self.folder.append_metrics(line)
+        self.bar.say(
+            f"update {diverged_at}: {reason}; back to update {learner.step}, {dropped} chains started anew, "
+            f"learning rate × {learner.pace:g} (rollback {learner.rollbacks} of {guard.rollbacks})"
         )
-        bar.say(f"resuming {folder.path} at update {learner.step} of {plan.total}{elsewhere}")
-    else:
-        folder.save_state(learner.state())
-    saved_at, status = time.monotonic(), ""
+        return f"rolled back {learner.rollbacks}×"
 
-    while learner.step < plan.total:
-        learner.update()
-        step = learner.step
-        epoch_done = step % plan.steps_per_epoch == 0
-        if step % cfg.log_every == 0 or epoch_done or step == plan.total:
-            line = learner.log_line(with_validation=epoch_done)
-            folder.append_metrics(line)
-            status = describe(line)
-            if step < plan.total and time.monotonic() - saved_at >= cfg.checkpoint_seconds:
-                folder.save_state(learner.state())
-                saved_at = time.monotonic()
-        bar.update(plan.work(step), f"{step}/{plan.total}  {status}")
-        if stop.is_set() and step < plan.total:
-            learner.refuse_divergence(learner.meter.means())
-            folder.save_state(learner.state())
-            raise Interrupted(f"stopped at update {step} of {plan.total}; run the same command to go on")
-    if not state or state.step < plan.total:
-        folder.save_state(learner.state())
+    def give_up(self, line: dict, reason: str) -> NoReturn:
+        """Leave the last good weights on disk and say why."""
+        learner, guard = self.learner, self.cfg.guard
+        diverged_at = learner.step
+        self.log({**line, "event": "diverged", "reason": reason})
+        learner.restore(self.good)
+        if self.saved_step != learner.step:
+            self.save()
+        if is_leader():
+            runs.save_model(self.folder.path / runs.LAST_GOOD, learner.finish())
+        after = f" after {guard.rollbacks} rollbacks" if guard.on else " (guard.on=false)"
+        raise Diverged(
+            f"training diverged at update {diverged_at}{after}: {reason}; the weights of update "
+            f"{learner.step} are in {self.folder.path / runs.LAST_GOOD}; in a new --out try objective.shape="
+            "huber, a smaller learning rate, sampler.alpha or train.beta, or more sampler.steps"
+        )
+
+    def log(self, line: dict) -> None:
+        self.learner.lines += 1
+        if is_leader():
+            self.folder.append_metrics(line)
+
+    def save(self) -> None:
+        self.folder.save_state(self.learner.state(), self.fabric.global_rank, self.fabric.barrier)
+        self.saved_at, self.saved_step = time.monotonic(), self.learner.step
+
+    def interrupt(self) -> NoReturn:
+        learner = self.learner
+        stopped_at = learner.step
+        if health.trouble(learner.report()[0], self.cfg):
+            learner.restore(self.good)
+        if self.saved_step != learner.step:
+            self.save()
+        raise Interrupted(
+            f"stopped at update {stopped_at} of {self.plan.total}; run the same command to go on"
+        )
 
 
-def load_finished(folder: RunFolder, learner: Learner) -> Classifier | None:
+def moved(state: State, learner: Learner) -> str:
+    """What is different from the processes that wrote the state."""
+    parts = []
+    if state.info["device"] != learner.device.type:
+        parts.append(f", begun on {state.info['device']}")
+    if state.info["processes"] != learner.fabric.world_size:
+        parts.append(f", with {learner.fabric.world_size} processes instead of {state.info['processes']}")
+    return "".join(parts)
+
+
+def load_finished(folder: RunFolder, data: Dataset, device: torch.device) -> Classifier | None:
     """The model of a training that had reached its end; None when there is none or it is damaged."""
     path = folder.path / runs.MODEL
     if not path.exists():
@@ -89,14 +198,17 @@ def load_finished(folder: RunFolder, learner: Learner) -> Classifier | None:
     try:
         _, info, _ = runs.unpack(path)
     except runs.Damaged as error:
-        print(f"{error}; it is made again from the last state", file=sys.stderr)
+        if is_leader():
+            print(f"{error}; it is made again from the last state", file=sys.stderr)
         return None
-    check_same_data(info["trained"]["data_sha256"], learner, folder)
-    return runs.load(path, str(learner.device))
+    check_same_data(info["trained"]["data_sha256"], data, folder)
+    if is_leader():
+        print(f"{folder.path} is already trained ({info['trained']['updates']} updates)")
+    return runs.load(path, str(device))
 
 
-def check_same_data(fingerprint: str, learner: Learner, folder: RunFolder) -> None:
-    if fingerprint != learner.data.fingerprint:
+def check_same_data(fingerprint: str, data: Dataset, folder: RunFolder) -> None:
+    if fingerprint != data.fingerprint:
         raise InputError(
             f"{folder.path} was trained on other images or labels; give the same, or another --out"
         )
@@ -128,6 +240,12 @@ def describe(line: dict) -> str:
     parts = [f"real {line['real_energy']:.2f}"]
     if "sampled_energy" in line:
         parts.append(f"sampled {line['sampled_energy']:.2f}")
+    if "force_ratio" in line:
+        parts.append(f"R {line['force_ratio']:.2f}")
+    if line.get("bounded", 0) > 0.005:
+        parts.append(f"bounded {line['bounded']:.0%}")
+    if "rollbacks" in line:
+        parts.append(f"rollbacks {line['rollbacks']}")
     if "valid_accuracy" in line:
         parts.append(f"valid {line['valid_accuracy']:.1%}")
     else:

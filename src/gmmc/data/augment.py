@@ -4,22 +4,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gmmc.config import AugmentConfig
 
-def augment(x: Tensor, *, shift: int, flip: bool, noise: float, generator: torch.Generator) -> Tensor:
-    if shift:
-        x = random_shift(x, shift, generator)
-    if flip:
+PAD_MODES = {"reflect": "reflect", "edge": "replicate"}
+
+
+def augment(x: Tensor, cfg: AugmentConfig, generator: torch.Generator) -> Tensor:
+    if cfg.shift:
+        x = random_shift(x, cfg.shift, cfg.fill, generator)
+    if cfg.flip:
         mirrored = torch.rand(len(x), generator=generator, device=x.device) < 0.5
         x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)
-    if noise:
-        x = x + noise * torch.randn(x.shape, generator=generator, device=x.device)
+    if cfg.noise:
+        x = x + cfg.noise * torch.randn(x.shape, generator=generator, device=x.device)
     return x
 
 
-def random_shift(x: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """Each image moved by up to `most` pixels in both directions, edges filled by reflection."""
+def random_shift(x: Tensor, most: int, fill: str, generator: torch.Generator) -> Tensor:
+    """Each image moved by up to `most` pixels in both directions: padded, then cropped at random."""
     batch, _, height, width = x.shape
-    padded = F.pad(x, (most, most, most, most), mode="reflect")
+    sides = (most, most, most, most)
+    padded = F.pad(x, sides, value=-1.0) if fill == "black" else F.pad(x, sides, mode=PAD_MODES[fill])
     offsets = torch.randint(0, 2 * most + 1, (2, batch, 1), generator=generator, device=x.device)
     rows = offsets[0] + torch.arange(height, device=x.device)
     columns = offsets[1] + torch.arange(width, device=x.device)

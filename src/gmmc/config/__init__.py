@@ -1,0 +1,224 @@
+"""A recipe: frozen dataclasses filled from TOML and `key=value` overrides, checked at birth.
+
+The paper's Approach 1 is a recipe with discriminative epochs only, Approach 2 one with generative epochs
+only, Approach 3 (joint) has both.
+"""
+
+import dataclasses
+import difflib
+import json
+import tomllib
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from gmmc.config.sections import (
+    AugmentConfig,
+    BufferConfig,
+    DataConfig,
+    EvaluateConfig,
+    GuardConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    PhaseConfig,
+    SampleConfig,
+    SamplerConfig,
+    TrainConfig,
+)
+from gmmc.errors import InputError
+
+
+@dataclass(frozen=True)
+class Config:
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    discriminative: PhaseConfig = field(default_factory=PhaseConfig)
+    generative: PhaseConfig = field(default_factory=PhaseConfig)
+    contrast: AugmentConfig = field(default_factory=AugmentConfig)  # of split and balanced: E(x) beside E(x′)
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    buffer: BufferConfig = field(default_factory=BufferConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    sample: SampleConfig = field(default_factory=SampleConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+
+    def __post_init__(self):
+        for wrong, message in _contradictions(self):
+            if wrong:
+                raise InputError(message)
+
+    @property
+    def samples(self) -> bool:
+        """Whether training draws samples at all."""
+        return self.generative.epochs > 0 and self.train.beta > 0
+
+
+def _contradictions(cfg: Config) -> Iterator[tuple[bool, str]]:
+    """Values that are each allowed and together make no sense."""
+    head, objective, sampler = cfg.model.head, cfg.objective.name, cfg.sampler.name
+    langevin = sampler.startswith("sgld")
+    yield (
+        cfg.discriminative.epochs + cfg.generative.epochs == 0,
+        "discriminative.epochs + generative.epochs must be at least 1, got 0",
+    )
+    yield (
+        cfg.samples and cfg.buffer.size < cfg.train.batch_size,
+        f"buffer.size must be at least train.batch_size={cfg.train.batch_size}, "
+        f"got buffer.size={cfg.buffer.size}",
+    )
+    yield (
+        langevin and not cfg.samples,
+        f"sampler.name={sampler} is never used: it needs generative.epochs and train.beta above 0, "
+        f"got {cfg.generative.epochs} and {cfg.train.beta:g}",
+    )
+    yield (
+        head == "linear" and not langevin,
+        f"sampler.name={sampler} walks to a class mean and model.head=linear has none; use sgld or sgld_jem",
+    )
+    yield (
+        head != "mmc" and objective != "balanced",
+        f"objective.name={objective} needs the fixed means of model.head=mmc "
+        f"(with {head} the energies alone have no class boundary); use objective.name=balanced",
+    )
+    yield (
+        head == "linear" and cfg.model.scale != ModelConfig.scale,
+        f"model.scale is the norm of class means and model.head=linear has none, got {cfg.model.scale:g}",
+    )
+    yield (
+        objective == "gmmc" and cfg.contrast != AugmentConfig(),
+        "[contrast] augments the second real term of objective.name=split or balanced; gmmc has none",
+    )
+    yield (
+        objective == "split" and cfg.train.beta > 1,
+        f"objective.name=split weighs the class part with 1 − train.beta, got train.beta={cfg.train.beta:g}",
+    )
+    yield (
+        cfg.model.norm == "batch_then_frozen" and not (cfg.discriminative.epochs and cfg.generative.epochs),
+        "model.norm=batch_then_frozen needs discriminative.epochs to learn the statistics "
+        "and generative.epochs to freeze them in",
+    )
+
+
+# --- in -------------------------------------------------------------------------------------------
+
+
+def load(path: str | Path, overrides: typing.Iterable[str] = ()) -> Config:
+    """Read a recipe and apply overrides such as 'train.beta=0.5'."""
+    path = find_recipe(path)
+    tree = read_toml(path)
+    for override in overrides:
+        _apply_override(tree, override)
+    return from_dict(tree)
+
+
+def find_recipe(path: str | Path) -> Path:
+    """A file, or the name of a recipe that ships with gmmc."""
+    path = Path(path)
+    if path.is_file():
+        return path
+    here = Path(__file__).resolve().parents[1]
+    folders = [folder for folder in (here / "recipes", here.parents[1] / "recipes") if folder.is_dir()]
+    for folder in folders:
+        shipped = folder / f"{path}.toml"
+        if shipped.is_file():
+            return shipped
+    names = sorted(recipe.stem for folder in folders for recipe in folder.glob("*.toml"))
+    raise InputError(f"no recipe file {str(path)!r}; recipes that ship with gmmc: {', '.join(names)}")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return _parse(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def from_text(text: str) -> Config:
+    return from_dict(_parse(text, "the configuration"))
+
+
+def _parse(text: str, what: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        raise InputError(f"{what} is not valid TOML: {error}") from None
+
+
+def from_dict(tree: dict[str, Any]) -> Config:
+    """A nested dictionary → Config; unknown keys, wrong types and values out of range are refused."""
+    return _build(Config, tree, "")
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    section, dot, name = key.strip().partition(".")
+    if not (equals and dot and section and name):
+        raise InputError(f"an override must look like section.key=value, got {override!r}")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except ValueError:  # TOML's own error is one, and so is a number of thousands of digits
+        value = text.strip()  # a bare word is a string: model.backbone=wrn-28-4
+    table = tree.setdefault(section, {})
+    if isinstance(table, dict):  # otherwise the recipe itself is wrong and is refused below
+        table[name] = value
+
+
+def _build(kind: type, tree: Any, section: str) -> Any:
+    if not isinstance(tree, dict):
+        raise InputError(f"[{section}] must be a table, got {tree!r}")
+    hints = typing.get_type_hints(kind)
+    for key in tree:
+        if key not in hints:
+            raise InputError(_unknown_key(key, section, list(hints)))
+    if kind is Config:
+        return Config(**{key: _build(hints[key], table, key) for key, table in tree.items()})
+    try:
+        return kind(**tree)
+    except InputError as error:
+        raise InputError(f"{section}.{error}") from None
+
+
+def _unknown_key(key: str, section: str, known: list[str]) -> str:
+    what = f"unknown key {key!r} in [{section}]" if section else f"unknown section [{key}]"
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"{what}; did you mean {near[0]!r}?" if near else f"{what}; known are {', '.join(known)}"
+
+
+# --- out ------------------------------------------------------------------------------------------
+
+
+def to_toml(cfg: Config) -> str:
+    """The whole recipe, defaults included, as `config.toml` keeps it."""
+    lines = []
+    for section, table in dataclasses.asdict(cfg).items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {_toml_value(value)}" for key, value in table.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)  # repr of a float reads back to the same bits
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """One 'section.key: old value, now new value' per key that makes it another run."""
+    lines = []
+    for section in fields(Config):
+        a, b = getattr(old, section.name), getattr(new, section.name)
+        for key in fields(a):
+            x, y = getattr(a, key.name), getattr(b, key.name)
+            if x != y and not key.metadata.get("place"):
+                lines.append(f"{section.name}.{key.name}: {_toml_value(x)}, now {_toml_value(y)}")
+    return lines

@@ -1,0 +1,192 @@
+"""The sections of a recipe: every key, its default and what it may be. They check themselves at birth."""
+
+import dataclasses
+import math
+import typing
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from gmmc.errors import InputError
+
+
+def _number(
+    default: Any,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    place: bool = False,
+):
+    """A number and the range it must lie in."""
+    metadata = {"above": above, "at_least": at_least, "at_most": at_most, "place": place}
+    return field(default=default, metadata=metadata)
+
+
+# Marks keys that say where and how a run is computed, not what: a resumed run may change them.
+PLACE = {"place": True}
+
+
+@dataclass(frozen=True)
+class Section:
+    """Checks its own values, whether they come from a file or from Python."""
+
+    def __post_init__(self):
+        hints = typing.get_type_hints(type(self))
+        for f in fields(self):
+            object.__setattr__(self, f.name, _checked(getattr(self, f.name), hints[f.name], f))
+
+
+def _checked(value: Any, hint: Any, f: dataclasses.Field) -> Any:
+    if typing.get_origin(hint) is Literal:
+        if value not in typing.get_args(hint):
+            raise InputError(f"{f.name} must be one of {', '.join(typing.get_args(hint))}, got {value!r}")
+        return value
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise InputError(f"{f.name} must be a list, got {value!r}")
+        return tuple(_checked(item, typing.get_args(hint)[0], f) for item in value)
+    if hint is float and type(value) is int:
+        value = float(value) if abs(value) < 1e300 else math.inf
+    if type(value) is not hint:  # not isinstance: True is an int
+        names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+        raise InputError(f"{f.name} must be {names[hint]}, got {value!r}")
+    if hint in (int, float):
+        _check_range(value, f)
+    return value
+
+
+def _check_range(value: float, f: dataclasses.Field) -> None:
+    above, at_least, at_most = (f.metadata.get(rule) for rule in ("above", "at_least", "at_most"))
+    if not math.isfinite(value):
+        raise InputError(f"{f.name} must be finite, got {value}")
+    if above is not None and not value > above:
+        raise InputError(f"{f.name} must be above {above:g}, got {value:g}")
+    if at_least is not None and not value >= at_least:
+        raise InputError(f"{f.name} must be at least {at_least:g}, got {value:g}")
+    if at_most is not None and not value <= at_most:
+        raise InputError(f"{f.name} must be at most {at_most:g}, got {value:g}")
+
+
+@dataclass(frozen=True)
+class DataConfig(Section):
+    name: str = "digits"
+    valid: float = _number(0.1, at_least=0, at_most=0.9)  # share of the training images held out
+
+
+@dataclass(frozen=True)
+class ModelConfig(Section):
+    backbone: str = "small_cnn"  # or "wrn-28-10"
+    activation: Literal["default", "leaky_relu", "silu"] = "default"  # wrn: leaky_relu, small_cnn: silu
+    # Frozen while sampling in any case; batch_then_frozen: for good after a discriminative start.
+    norm: Literal["none", "batch", "batch_then_frozen"] = "none"
+    # Width of a linear layer after pooling; 0: none, the backbone's own features.
+    dim: int = _number(0, at_least=0, at_most=1_000_000)
+    head: Literal["mmc", "lda", "linear"] = "mmc"  # fixed means, learned means, softmax
+    scale: float = _number(10.0, at_least=1e-3, at_most=1e6)  # S, the norm of the means (lda: at the start)
+    priors: Literal["uniform", "empirical"] = "uniform"
+
+
+@dataclass(frozen=True)
+class TrainConfig(Section):
+    batch_size: int = _number(64, at_least=1, at_most=1_000_000)  # of all processes together
+    beta: float = _number(0.5, at_least=0, at_most=100)  # weight of sampled energies, generative phase
+    ramp: int = _number(0, at_least=0)  # updates over which beta grows from 0; 0: a switch
+    clip: float = _number(0.0, at_least=0)  # largest norm of the gradient; 0: no clip
+    ema: float = _number(0.0, at_least=0, at_most=0.999999)  # decay of averaged weights; 0: the last weights
+    seed: int = _number(0, at_least=0, at_most=2**63 - 1)
+    precision: Literal["fp32", "bf16"] = "fp32"  # bf16: mixed, weights and energies stay fp32
+    device: str = field(default="auto", metadata=PLACE)
+    devices: int = _number(1, at_least=1, at_most=1024, place=True)  # processes on this machine
+    nodes: int = _number(1, at_least=1, at_most=1024, place=True)  # machines
+    threads: int = _number(0, at_least=0, at_most=1024)  # of a CPU run; 0: torch's choice, one per core
+    log_every: int = _number(20, at_least=1)  # updates per line of metrics.jsonl
+    checkpoint_seconds: float = _number(60.0, at_least=0, place=True)  # 0: every good state
+
+
+@dataclass(frozen=True)
+class AugmentConfig(Section):
+    """What is done to real images at random, on the training device."""
+
+    shift: int = _number(0, at_least=0)  # pixels, both directions: pad and crop
+    fill: Literal["reflect", "edge", "black"] = "reflect"  # what the shift brings in
+    flip: bool = False
+    noise: float = _number(0.0, at_least=0, at_most=100)  # std of Gaussian pixel noise, in units of [−1, 1]
+
+
+@dataclass(frozen=True)
+class PhaseConfig(AugmentConfig):
+    """One stretch of training. Epochs of `decay_epochs` count from the start of the phase."""
+
+    epochs: int = _number(0, at_least=0, at_most=1_000_000)
+    optimizer: Literal["adam", "sgd"] = "adam"  # sgd: with Nesterov's momentum
+    lr: float = _number(1e-4, above=0, at_most=100)
+    momentum: float = _number(0.9, above=0, at_most=0.9999)  # of sgd
+    weight_decay: float = _number(0.0, at_least=0, at_most=1)
+    warmup: int = _number(0, at_least=0)  # updates over which the learning rate grows from 0
+    schedule: Literal["step", "cosine"] = "step"
+    decay_epochs: tuple[int, ...] = _number((), at_least=1)
+    decay: float = _number(0.3, above=0, at_most=1)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.schedule == "cosine" and self.decay_epochs:
+            raise InputError(
+                f"decay_epochs must be empty with a cosine schedule, got {list(self.decay_epochs)}"
+            )
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig(Section):
+    """What an update minimises; β is `train.beta`. See objectives.py."""
+
+    # gmmc: the paper's; split: the real term in two parts; balanced: cross-entropy + β(E − E′)
+    name: Literal["gmmc", "split", "balanced"] = "gmmc"
+    shape: Literal["raw", "cap", "huber"] = "raw"  # of each sampled energy before the mean
+    bound: float = _number(100.0, above=0)  # where cap and huber set in, in unit energies
+    temperature: float = _number(20.0, above=0)  # γ² in the cross-entropy of balanced (not of a linear head)
+    anchor: float = _number(0.0, at_least=0, at_most=100)  # weight of E(x, y) beside that cross-entropy
+
+
+@dataclass(frozen=True)
+class SamplerConfig(Section):
+    # staged: Eq. 8; noise_injected: Eq. 9–10; sgld: Eq. 3; sgld_jem: Eq. 3 as JEM's code runs it
+    name: Literal["staged", "noise_injected", "sgld", "sgld_jem"] = "staged"
+    steps: int = _number(20, at_least=1, at_most=1_000_000)  # τ
+    alpha: float = _number(1 / 64, above=0, at_most=1e6)  # step on the summed unit energy
+    target_std: float = _number(0.001, at_least=0, at_most=1e6)  # z ~ N(μ_y′, target_std²·I)
+    power: float = _number(0.5, at_least=0, at_most=1)  # of sgld: α_t = α·(1 + t)^−power
+    noise: float = _number(0.01, at_least=0, at_most=100)  # of sgld_jem: std of the pixel noise
+
+
+@dataclass(frozen=True)
+class BufferConfig(Section):
+    size: int = _number(10_000, at_least=1, at_most=1_000_000_000)  # of all processes together
+    reinit: float = _number(0.025, at_least=0, at_most=1)  # ρ
+    labels: Literal["priors", "batch"] = "priors"  # y′ of the chains of an update
+    start: Literal["uniform", "gaussian"] = "uniform"  # x′_0; gaussian: of the pixels of its class
+    rank: int = _number(128, at_least=1, at_most=100_000)  # principal directions of a class's Gaussian
+
+
+@dataclass(frozen=True)
+class GuardConfig(Section):
+    """When training counts as diverged, and what is done then. See health.py."""
+
+    on: bool = True  # off: stop at the first non-finite number, and at nothing else
+    energy: float = _number(2.0, above=0)  # mean energy of real images, in S²; a network that gives 0 has 0.5
+    bounded: float = _number(0.5, above=0, at_most=1)  # share of settled chains at the bound
+    every: int = _number(100, at_least=1)  # updates from one good state to the next
+    rollbacks: int = _number(5, at_least=0, at_most=100)  # then training stops
+    slower: float = _number(0.5, above=0, at_most=1)  # factor on the step, each time
+
+
+@dataclass(frozen=True)
+class SampleConfig(Section):
+    """Fresh chains of the finished model."""
+
+    steps: int = _number(200, at_least=1, at_most=1_000_000)
+
+
+@dataclass(frozen=True)
+class EvaluateConfig(Section):
+    samples: int = _number(1000, at_least=1, at_most=10_000_000)  # fresh chains, equally many per class
+    seed: int = _number(0, at_least=0, at_most=2**63 - 1)  # of the first chain

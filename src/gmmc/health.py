@@ -1,0 +1,94 @@
+"""Is this training well? What the updates did, in numbers, and the verdict on them.
+
+Divergence is usually finite: energies reach 10²⁰ before any NaN. And a bound can hide it: accuracy is fine
+while most chains sit at the bound and samples are ruined. So the guard looks at the energies of real images,
+at the share of settled chains at the bound, and at non-finite values. All is summed on the device and read
+once per line.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gmmc.config import Config
+
+
+class Meter:
+    """Sums over the updates since the last line, kept on the device: nothing waits for them."""
+
+    def __init__(self, device: torch.device):
+        self.sums = torch.zeros(7, dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(self, real: Tensor, sampled: Tensor | None, correct: Tensor, grad_norm: Tensor | None) -> None:
+        zero = self.sums.new_zeros(())
+        self.sums += torch.stack(
+            [
+                real.double().sum(),
+                correct.double().sum(),
+                zero + len(real),
+                zero if sampled is None else sampled.double().sum(),
+                zero if sampled is None else zero + len(sampled),
+                zero if grad_norm is None else grad_norm.double(),
+                zero + 1,
+            ]
+        )
+
+    def reset(self) -> None:
+        self.sums.zero_()
+
+
+def summary(sums: list[float], census: list[float], cfg: Config, beta: float) -> dict[str, float]:
+    """The means behind a Meter's sums and a buffer's census, both of all processes; for metrics.jsonl."""
+    real, correct, count, sampled, sampled_count, grad_norm, updates = sums
+    line: dict[str, float] = {}
+    if count:
+        line |= {"real_energy": real / count, "accuracy": correct / count}
+    if updates and cfg.train.clip:
+        line["grad_norm"] = grad_norm / updates
+    if not sampled_count:
+        return line
+    line["sampled_energy"] = sampled / sampled_count
+    if cfg.model.head != "linear" and line["real_energy"] > 0:
+        line["force_ratio"] = force_ratio(line["real_energy"], line["sampled_energy"], beta, cfg)
+    visits, chains, settled, bounded = census
+    line["chain_age"] = visits / chains * cfg.sampler.steps
+    if settled:
+        line["bounded"] = bounded / settled
+    return line
+
+
+def force_ratio(real: float, sampled: float, beta: float, cfg: Config) -> float:
+    """R = β√(Ē′/Ē): how hard samples push φ, relative to how hard real images pull it.
+
+    The balanced objective weighs both with β (and the anchor pulls too).
+    """
+    pull = beta + cfg.objective.anchor if cfg.objective.name == "balanced" else 1.0
+    return beta / pull * math.sqrt(max(sampled, 0.0) / real) if math.isfinite(sampled / real) else math.inf
+
+
+def bound(cfg: Config) -> float:
+    """The energy at which a chain counts as bounded: the cap; without one S², far beyond all classes."""
+    return cfg.objective.bound if cfg.objective.shape == "cap" else cfg.model.scale**2
+
+
+def trouble(line: dict[str, Any], cfg: Config) -> str | None:
+    """Why this is divergence, in a few words; None while all is well."""
+    watched = ("real_energy", "sampled_energy", "grad_norm")
+    broken = [name for name in watched if not math.isfinite(line.get(name, 0.0))]
+    if broken:
+        return f"{broken[0].replace('_', ' ')} is not finite"
+    if not cfg.guard.on:
+        return None
+    real, sampled = line.get("real_energy", 0.0), line.get("sampled_energy", 0.0)
+    limit = cfg.guard.energy * cfg.model.scale**2
+    if cfg.model.head == "linear":  # only the difference of its energies means something
+        if "sampled_energy" in line and abs(real - sampled) > limit:
+            return f"real and sampled energies are {abs(real - sampled):.3g} apart, more than {limit:g}"
+    elif real > limit:
+        return f"the mean energy of real images is {real:.3g}, above {limit:g}"
+    if line.get("bounded", 0.0) > cfg.guard.bounded:
+        return f"{line['bounded']:.0%} of the chains have energies of {bound(cfg):g} and more"
+    return None
