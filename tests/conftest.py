@@ -5,7 +5,9 @@ import torch
 
 from gmmc import config
 from gmmc.data import Dataset, LabelledImages
+from gmmc.learner import Learner
 from gmmc.models import Classifier
+from gmmc.processes import build_fabric
 from gmmc.train import train
 
 torch.set_num_threads(1)  # tiny tensors: threads cost more than they bring, all the more on a busy machine
@@ -59,6 +61,10 @@ def make_model(classes: int = 3, seed: int = 0, shape=(1, 8, 8), **sections) -> 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Classifier(tiny_config(**sections), shape, [str(i) for i in range(classes)]).eval()
+
+
+def make_learner(cfg: config.Config, data: Dataset) -> Learner:
+    return Learner(cfg, data, build_fabric(cfg.train))
 
 
 @pytest.fixture

@@ -1,12 +1,15 @@
 import pytest
 import torch
 
-from gmmc.buffer import ReplayBuffer
+from gmmc.buffer import ReplayBuffer, check_quotas
+from gmmc.errors import InputError
+from gmmc.starts import UniformStart
 
 
 def make(size=50, reinit=0.0, priors=(0.2, 0.2, 0.2, 0.2, 0.2), seed=0):
     source = torch.Generator().manual_seed(seed)
-    return ReplayBuffer(size, (1, 8, 8), torch.tensor(priors), reinit=reinit, generator=source), source
+    start = UniformStart((1, 8, 8))
+    return ReplayBuffer(size, start, torch.tensor(priors), reinit=reinit, generator=source), source
 
 
 def test_it_starts_with_noise_and_every_class_has_its_share():
@@ -22,44 +25,93 @@ def test_it_starts_with_noise_and_every_class_has_its_share():
 def test_no_slot_is_drawn_twice_in_a_batch():
     buffer, source = make()
     for _ in range(20):
-        slots, _, _ = buffer.draw(30, source)
-        assert len(slots.unique()) == 30
+        assert len(buffer.draw(30, source).slots.unique()) == 30
 
 
 def test_without_reinitialisation_it_gives_back_what_was_put():
     buffer, source = make()
-    slots, x, y = buffer.draw(50, source)
-    assert torch.equal(x, buffer.images[slots].float())
-    buffer.put(slots, x * 0.5, (y + 1) % 5)
-    again, x_again, y_again = buffer.draw(50, source)
-    order, order_again = slots.argsort(), again.argsort()
-    assert torch.allclose(x_again[order_again], x[order] * 0.5, atol=1e-3)
-    assert torch.equal(y_again[order_again], (y[order] + 1) % 5)
+    drawn = buffer.draw(50, source)
+    assert torch.equal(drawn.images, buffer.images[drawn.slots].float())
+    buffer.put(drawn, drawn.images * 0.5, torch.arange(50.0))
+    again = buffer.draw(50, source)
+    order, order_again = drawn.slots.argsort(), again.slots.argsort()
+    assert torch.allclose(again.images[order_again], drawn.images[order] * 0.5, atol=1e-3)
+    assert torch.equal(again.labels[order_again], drawn.labels[order])
+    assert torch.equal(buffer.energies[drawn.slots], torch.arange(50.0))
 
 
 @pytest.mark.parametrize("reinit", [0.1, 0.5, 1.0])
 def test_the_share_of_fresh_chains(reinit):
     buffer, source = make(size=4000, reinit=reinit)
     buffer.images.fill_(0.5)
-    _, x, y = buffer.draw(4000, source)
-    fresh = (x != 0.5).flatten(1).any(1)
+    buffer.visits.fill_(7)
+    drawn = buffer.draw(4000, source)
+    fresh = (drawn.images != 0.5).flatten(1).any(1)
     assert fresh.float().mean().item() == pytest.approx(reinit, abs=4 * (reinit * (1 - reinit) / 4000) ** 0.5)
-    assert torch.allclose(y[fresh].bincount(minlength=5) / fresh.sum(), torch.tensor(0.2), atol=0.1)
+    shares = drawn.labels[fresh].bincount(minlength=5) / fresh.sum()
+    assert torch.allclose(shares, torch.tensor(0.2), atol=0.1)
+    assert torch.equal(drawn.visits, torch.where(fresh, 0, 7).int())
 
 
 def test_small_moves_survive_storage():
     buffer, source = make()
-    slots, x, y = buffer.draw(10, source)
-    moved = (x * 0.9 + 1.5e-3).clamp(-1, 1)  # the size of a late sampler step
-    buffer.put(slots, moved, y)
-    assert (buffer.images[slots].float() - moved).abs().max() < 5e-4
+    drawn = buffer.draw(10, source)
+    moved = (drawn.images * 0.9 + 1.5e-3).clamp(-1, 1)  # the size of a late sampler step
+    buffer.put(drawn, moved, torch.zeros(10))
+    assert (buffer.images[drawn.slots].float() - moved).abs().max() < 5e-4
+
+
+@pytest.mark.parametrize("reinit", [0.0, 0.5])
+def test_chains_of_the_labels_of_a_batch(reinit):
+    buffer, source = make(reinit=reinit)
+    wanted = torch.tensor([3, 0, 3, 3, 4, 0, 3, 3, 3, 3, 3, 3])  # ten of a class that has ten
+    for _ in range(20):
+        drawn = buffer.draw(len(wanted), source, wanted)
+        assert torch.equal(drawn.labels, wanted)
+        assert torch.equal(buffer.labels[drawn.slots], wanted)
+        assert len(drawn.slots.unique()) == len(wanted)
+        buffer.put(drawn, drawn.images, torch.zeros(len(wanted)))
+    assert buffer.labels.bincount().tolist() == [10] * 5
+    assert (buffer.draw(10, source, torch.arange(5).repeat(2)).slots != drawn.slots[:10]).any()
+
+
+def test_too_few_chains_of_a_class_are_refused():
+    check_quotas(50, 10, torch.full((5,), 0.2))
+    with pytest.raises(
+        InputError, match=r"needs train.batch_size=11 chains of every class, got buffer.size=50"
+    ):
+        check_quotas(50, 11, torch.full((5,), 0.2))
+
+
+def test_far_chains_are_dropped_and_only_they():
+    buffer, source = make()
+    drawn = buffer.draw(50, source)
+    energies = torch.ones(50)
+    energies[3], energies[7], energies[9] = 100.0, float("nan"), float("inf")
+    buffer.put(drawn, torch.zeros(50, 1, 8, 8), energies)
+    assert buffer.drop(100.0, source) == 3
+    restarted = (buffer.images != 0).flatten(1).any(1)
+    assert sorted(restarted.nonzero().flatten().tolist()) == sorted(drawn.slots[[3, 7, 9]].tolist())
+    assert torch.equal(buffer.visits == 0, restarted)
+    assert buffer.energies.isfinite().all()
+    assert buffer.drop(100.0, source) == 0
+    assert buffer.labels.bincount().tolist() == [10] * 5
+
+
+def test_the_census_counts_settled_chains_only():
+    buffer, _ = make()
+    buffer.visits[:20] = 5
+    buffer.visits[20:30] = 4
+    buffer.energies[:5] = 100.0
+    buffer.energies[25:30] = 1e9
+    assert buffer.census(settled_after=5, limit=100.0).tolist() == [140, 50, 20, 5]
 
 
 def test_state_round_trip():
     buffer, source = make()
-    slots, x, y = buffer.draw(20, source)
-    buffer.put(slots, x * 0.3, y)
+    drawn = buffer.draw(20, source)
+    buffer.put(drawn, drawn.images * 0.3, torch.rand(20))
     other, _ = make(seed=1)
     other.load_state_dict({name: tensor.clone() for name, tensor in buffer.state_dict().items()})
-    assert torch.equal(other.images, buffer.images)
-    assert torch.equal(other.labels, buffer.labels)
+    for name, tensor in buffer.state_dict().items():
+        assert torch.equal(other.state_dict()[name], tensor), name

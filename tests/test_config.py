@@ -1,3 +1,4 @@
+import re
 import tomllib
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def test_overrides_reach_every_kind_of_value():
         ("generative.decay_epochs=[0]", "generative.decay_epochs must be at least 1, got 0"),
         ("generative.decay_epochs=[9]", "must be empty with a cosine schedule"),
         ("train.beta=" + "9" * 400, "train.beta must be finite, got inf"),
-        ("sampler.name=hmc", "sampler.name must be one of staged, noise_injected, got 'hmc'"),
+        ("sampler.name=hmc", "sampler.name must be one of staged, noise_injected, sgld, sgld_jem, got 'hmc'"),
         ("data.valid=1", "data.valid must be at most 0.9, got 1"),
         ("data.name=3", "data.name must be a string, got 3"),
         ("beta=1", "an override must look like section.key=value, got 'beta=1'"),
@@ -136,3 +137,40 @@ def test_differences_name_the_keys_and_both_values():
 def test_what_is_written_is_plain_toml():
     text = config.to_toml(config.load("digits", ['data.name="a \\"b\\" c"']))
     assert tomllib.loads(text)["data"]["name"] == 'a "b" c'
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["sampler.name=sgld", "train.beta=0"],
+            "sampler.name=sgld is never used: it needs generative.epochs",
+        ),
+        (["sampler.name=sgld_jem", "generative.epochs=0"], "sampler.name=sgld_jem is never used"),
+        (["model.head=linear", "objective.name=balanced"], "sampler.name=staged walks to a class mean and"),
+        (["model.head=lda"], "objective.name=gmmc needs the fixed means of model.head=mmc"),
+        (["model.head=linear", "sampler.name=sgld"], "objective.name=gmmc needs the fixed means"),
+        (["model.head=lda", "objective.name=split"], "objective.name=split needs the fixed means"),
+        (
+            ["model.head=linear", "objective.name=balanced", "sampler.name=sgld", "model.scale=3"],
+            "model.scale is the norm of class means and model.head=linear has none, got 3",
+        ),
+        (["contrast.noise=0.1"], "[contrast] augments the second real term"),
+        (["objective.name=split", "train.beta=1.5"], "weighs the class part with 1 − train.beta"),
+        (["model.norm=batch_then_frozen", "discriminative.epochs=0"], "needs discriminative.epochs"),
+        (["discriminative.optimizer=lion"], "discriminative.optimizer must be one of adam, sgd, got 'lion'"),
+        (["train.ema=1"], "train.ema must be at most 0.999999, got 1"),
+        (["guard.slower=1.0"], "guard.slower must be at most 0.99, got 1"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(overrides, message):
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        config.load("digits", overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_keys_of_place_make_no_other_run():
+    here = config.load("digits")
+    there = config.load("digits", ["train.devices=4", "train.device=cuda", "train.checkpoint_seconds=1"])
+    assert config.differences(here, there) == []
+    assert config.differences(here, config.load("digits", ["train.precision=bf16"])) != []

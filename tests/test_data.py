@@ -3,7 +3,7 @@ import torch
 from PIL import Image
 
 from gmmc import data
-from gmmc.config import DataConfig
+from gmmc.config import AugmentConfig, DataConfig
 from gmmc.data import Dataset, LabelledImages, hold_out
 from gmmc.data.augment import augment, random_shift
 from gmmc.data.files import read_image
@@ -68,7 +68,7 @@ def test_bad_data_is_refused(make, message):
 
 def test_shift_only_moves():
     x = torch.arange(64.0).reshape(1, 1, 8, 8).expand(40, 1, 8, 8)
-    shifted = random_shift(x, 2, torch.Generator().manual_seed(0))
+    shifted = random_shift(x, 2, "reflect", torch.Generator().manual_seed(0))
     # The inner 4×4 pixels of each result stand somewhere in the original, as one block.
     offsets = (shifted[:, 0, 2, 2] - x[0, 0, 2, 2]).unique()
     assert len(offsets) > 10
@@ -79,7 +79,7 @@ def test_shift_only_moves():
 
 def test_flip_mirrors_half_of_the_images():
     x = torch.rand(400, 3, 8, 8)
-    y = augment(x, shift=0, flip=True, noise=0.0, generator=torch.Generator().manual_seed(0))
+    y = augment(x, AugmentConfig(flip=True), torch.Generator().manual_seed(0))
     mirrored = (y == x.flip(-1)).flatten(1).all(1)
     assert ((y == x).flatten(1).all(1) ^ mirrored).all()
     assert 140 < mirrored.sum() < 260
@@ -88,10 +88,22 @@ def test_flip_mirrors_half_of_the_images():
 def test_noise_has_the_stated_size_and_nothing_means_nothing():
     x = torch.zeros(100, 1, 8, 8)
     source = torch.Generator().manual_seed(0)
-    assert augment(x, shift=0, flip=False, noise=0.03, generator=source).std().item() == pytest.approx(
-        0.03, rel=0.05
-    )
-    assert augment(x, shift=0, flip=False, noise=0.0, generator=source) is x
+    assert augment(x, AugmentConfig(noise=0.03), source).std().item() == pytest.approx(0.03, rel=0.05)
+    assert augment(x, AugmentConfig(), source) is x
+
+
+@pytest.mark.parametrize(
+    ("fill", "brought_in"), [("reflect", {1.0, 2.0, 3.0}), ("edge", {0.0, 7.0}), ("black", {-1.0})]
+)
+def test_what_a_shift_brings_in(fill, brought_in):
+    """Columns numbered 0..7, all moved to the right: the new ones on the left tell where they come from."""
+    x = torch.arange(8.0).expand(200, 1, 8, 8)
+    shifted = random_shift(x, 3, fill, torch.Generator().manual_seed(0))
+    moved_right = shifted[shifted[:, 0, 4, 4] < 4]
+    by = (4 - moved_right[:, 0, 4, 4]).long()
+    assert set(by.tolist()) == {1, 2, 3}
+    new = torch.cat([row[0, 4, :n] for row, n in zip(moved_right, by, strict=True)])
+    assert set(new.tolist()) <= brought_in
 
 
 class TestImageFiles:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import gmmc.train
-from conftest import tiny_config, tiny_data
+from conftest import make_learner, tiny_config, tiny_data
 from gmmc import runs
 from gmmc.learner import Learner
 from gmmc.train import train
@@ -141,7 +141,7 @@ def test_a_damaged_state_is_named_and_costs_only_its_steps(tmp_path, monkeypatch
 
 
 def test_the_thread_count_is_recorded_and_restored(data):
-    learner = Learner(tiny_config(), data, torch.device("cpu"))
+    learner = make_learner(tiny_config(), data)
     threads = torch.get_num_threads()
     state = learner.state()
     assert state.info["threads"] == threads

@@ -82,12 +82,16 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+def moment(step, processes=1, shard=None):
+    return State(step, {"x": torch.full((2,), step)}, shard or {}, {"processes": processes})
+
+
 class TestStates:
     def folder(self, tmp_path, steps=(1, 2, 3)):
         folder = RunFolder(tmp_path)
         with folder.opened_for(tiny_config()):
             for step in steps:
-                folder.save_state(State(step, {"x": torch.full((2,), step)}, {"step": step}))
+                folder.save_state(moment(step))
         return folder
 
     def files(self, tmp_path):
@@ -114,11 +118,11 @@ class TestStates:
             newest.write_bytes(b"")
         else:
             self.files(tmp_path)[0].replace(newest)  # the state of step 2 under the name of step 3
-            folder.save_state(State(1, {"x": torch.ones(2)}, {}))
+            folder.save_state(moment(1))
         state, (complaint,) = folder.load_state()
         assert state.step == (1 if damage == "rename" else 2)
         assert newest.name in complaint
-        folder.save_state(State(4, {"x": torch.ones(2)}, {}))
+        folder.save_state(moment(4))
         assert folder.load_state()[0].step == 4
 
     def test_a_state_under_the_name_of_a_later_step_is_not_believed(self, tmp_path):
@@ -144,8 +148,86 @@ class TestStates:
         with pytest.raises(InputError, match="no intact state is left"):
             folder.load_state()
 
+    def test_of_one_moment_the_last_written_is_kept(self, tmp_path):
+        """After a rollback the same update is saved twice."""
+        folder = self.folder(tmp_path)
+        folder.save_state(State(3, {"x": torch.tensor([7, 7])}, {}, {"processes": 1}))
+        assert [path.name[:14] for path in self.files(tmp_path)] == ["step-000000002", "step-000000003"]
+        assert folder.load_state()[0].tensors["x"].tolist() == [7, 7]
+
+    def test_a_state_of_an_older_version_is_refused(self, tmp_path):
+        folder = self.folder(tmp_path, steps=())
+        folder.save_state(State(5, {"x": torch.ones(2)}, {}, {}))
+        with pytest.raises(InputError, match="was written by an older gmmc"):
+            folder.load_state()
+
+
+class TestSharedStates:
+    """Several processes: one file each, rank 0's last."""
+
+    def rows(self, rank, count=4, processes=2):
+        """Row i of a process is row i·processes + rank of the whole."""
+        return {"buffer.labels": torch.arange(count) * processes + rank}
+
+    def folder(self, tmp_path, steps=(1, 2, 3), processes=2):
+        folder = RunFolder(tmp_path)
+        with folder.opened_for(tiny_config()):
+            for step in steps:
+                for rank in reversed(range(processes)):
+                    shard = self.rows(rank, 8 // processes, processes)
+                    folder.save_state(moment(step, processes, shard), rank)
+        return folder
+
+    def files(self, tmp_path):
+        return sorted(path.name[:21] for path in (tmp_path / "resume").glob("step-*.safetensors"))
+
+    def test_every_process_finds_its_own(self, tmp_path):
+        folder = self.folder(tmp_path)
+        assert self.files(tmp_path) == [f"step-00000000{s}-rank-{r}" for s in (2, 3) for r in (0, 1)]
+        for rank in (0, 1):
+            state, _ = folder.load_state(rank, 2)
+            assert state.step == 3
+            assert state.tensors["x"].tolist() == [3, 3]
+            assert torch.equal(state.shard["buffer.labels"], self.rows(rank)["buffer.labels"])
+
+    @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 4), (4, 2), (1, 8)])
+    def test_another_number_of_processes_deals_the_rows_out_anew(self, tmp_path, before, after):
+        folder = self.folder(tmp_path, processes=before)
+        parts = [folder.load_state(rank, after)[0].shard["buffer.labels"] for rank in range(after)]
+        assert sorted(torch.cat(parts).tolist()) == list(range(8))
+        assert [part.tolist() for part in parts] == [list(range(rank, 8, after)) for rank in range(after)]
+
+    @pytest.mark.parametrize("damage", ["missing", "altered"])
+    def test_a_moment_counts_only_when_all_its_files_are_intact(self, tmp_path, damage):
+        folder = self.folder(tmp_path)
+        (part,) = (tmp_path / "resume").glob("step-000000003-rank-1-*")
+        if damage == "missing":
+            part.unlink()
+        else:
+            part.write_bytes(part.read_bytes()[:-1] + b"\x55")
+        state, complaints = folder.load_state(0, 2)
+        assert state.step == 2
+        assert len(complaints) == 1
+        assert folder.load_state(1, 2)[0].step == 2
+
+    def test_parts_without_the_first_are_not_there_yet(self, tmp_path):
+        folder = self.folder(tmp_path)
+        folder.save_state(moment(4, 2, self.rows(1)), 1)  # killed before rank 0 wrote
+        assert folder.load_state(0, 2)[0].step == 3
+        for rank in (1, 0):
+            folder.save_state(moment(5, 2, self.rows(rank)), rank)
+        assert self.files(tmp_path) == [f"step-00000000{s}-rank-{r}" for s in (3, 5) for r in (0, 1)]
+
 
 class TestFolder:
+    def test_where_a_run_is_computed_may_change(self, tmp_path):
+        with RunFolder(tmp_path).opened_for(tiny_config()):
+            pass
+        elsewhere = tiny_config(train={"devices": 4, "checkpoint_seconds": 7.0})
+        with RunFolder(tmp_path).opened_for(elsewhere):
+            pass
+        assert "devices = 4" in (tmp_path / "config.toml").read_text()
+
     def test_another_configuration_is_refused_with_the_differing_keys(self, tmp_path):
         with RunFolder(tmp_path).opened_for(tiny_config()):
             pass

@@ -2,35 +2,53 @@ import itertools
 
 import pytest
 import torch
+from torchebm.core import BaseModel
+from torchebm.samplers import LangevinDynamics
 
 from conftest import make_model
+from gmmc.config import SamplerConfig
 from gmmc.core import unit_energy
 from gmmc.errors import InputError
-from gmmc.sampling import SAMPLERS, descend, noise_injected, staged
+from gmmc.sampling import SAMPLERS, BatchNoise, Chains, Walk, descend, noise_injected, sgld, sgld_jem, staged
 
 
-def constant_noise(value):
-    return lambda t: value
+class FixedNoise:
+    """Gives the same normals again and again, and counts how often it is asked."""
+
+    def __init__(self, normals):
+        self.normals, self.asked = normals, 0
+
+    def normal(self, *size):
+        self.asked += 1
+        return self.normals
+
+    def uniform(self, *size):
+        raise AssertionError("samplers draw normals only")
+
+
+def walk_to(centre, alpha=0.25):
+    return Walk(lambda x, t: unit_energy(x, centre), lambda t: alpha)
 
 
 def test_descent_is_x_minus_alpha_gradient_clamped():
     """On ½‖x − c‖² a step of α moves x to x − α(x − c)."""
     x, centre = torch.tensor([[0.5, -0.5]]), torch.tensor([[0.0, 3.0]])
-    once = descend(lambda x, t: unit_energy(x, centre), x, steps=1, alpha=0.25)
+    once = descend(walk_to(centre), x, steps=1)
     assert torch.allclose(once, torch.tensor([[0.375, 0.375]]))
-    far = descend(lambda x, t: unit_energy(x, centre), x, steps=50, alpha=0.25)
+    far = descend(walk_to(centre), x, steps=50)
     assert torch.allclose(far, torch.tensor([[0.0, 1.0]]), atol=1e-5)  # the box ends at 1
 
 
 def test_staged_descent_lowers_its_energy():
     model = make_model().double()
     x = torch.rand(16, 1, 8, 8, dtype=torch.float64) * 2 - 1
-    means = model.head.means[torch.arange(16) % 3]
-    energy_at = staged(model.backbone, means, constant_noise(torch.randn_like(means)), 0.1)
-    energies = [energy_at(x, 0)]
+    labels = torch.arange(16) % 3
+    noise = FixedNoise(torch.randn(16, 64, dtype=torch.float64))
+    walk = staged(model.chains(labels, noise), SamplerConfig(alpha=0.01, target_std=0.1))
+    energies = [walk.energy_at(x, 0)]
     for _ in range(20):
-        x = descend(energy_at, x, steps=1, alpha=0.01)
-        energies.append(energy_at(x, 0))
+        x = descend(walk, x, steps=1)
+        energies.append(walk.energy_at(x, 0))
     assert all((later < earlier).all() for earlier, later in itertools.pairwise(energies))
 
 
@@ -38,29 +56,87 @@ def test_equation_9():
     """½‖φ − μ − σz‖² = ½‖φ − μ‖² + σ²/2‖z‖² − σ⟨φ − μ, z⟩."""
     phi, mu, z = torch.randn(3, 4, 6, dtype=torch.float64).unbind()
     sigma = 0.3
-    left = noise_injected(lambda x: x, mu, constant_noise(z), sigma)(phi, 0)
+    chains = Chains(lambda x: x, lambda x: unit_energy(x, mu), mu, FixedNoise(z))
+    left = noise_injected(chains, SamplerConfig(target_std=sigma)).energy_at(phi, 0)
     right = unit_energy(phi, mu) + sigma**2 / 2 * z.square().sum(-1) - sigma * ((phi - mu) * z).sum(-1)
     assert torch.allclose(left, right)
 
 
-@pytest.mark.parametrize(("name", "draws"), [("staged", [0]), ("noise_injected", [0, 1, 2, 3])])
-def test_when_the_target_is_drawn(name, draws):
-    asked = []
-
-    def noise(t):
-        asked.append(t)
-        return torch.zeros(2, 3)
-
-    energy_at = SAMPLERS[name](lambda x: x, torch.ones(2, 3), noise, 0.1)
-    descend(energy_at, torch.zeros(2, 3), steps=4, alpha=0.1)
-    assert asked == draws
+@pytest.mark.parametrize(
+    ("name", "draws"), [("staged", 1), ("noise_injected", 4), ("sgld", 4), ("sgld_jem", 4)]
+)
+def test_how_often_noise_is_drawn(name, draws):
+    noise = FixedNoise(torch.zeros(2, 3))
+    chains = Chains(lambda x: x, lambda x: unit_energy(x, torch.ones(2, 3)), torch.ones(2, 3), noise)
+    descend(SAMPLERS[name](chains, SamplerConfig()), torch.zeros(2, 3), steps=4)
+    assert noise.asked == draws
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_without_target_noise_both_samplers_are_the_same(name):
+@pytest.mark.parametrize("name", ["staged", "noise_injected"])
+def test_without_target_noise_both_samplers_of_the_paper_are_the_same(name):
     model = make_model(sampler={"name": name, "target_std": 0.0})
     reference = make_model(sampler={"target_std": 0.0})
     assert torch.equal(model.sample(4, seed=3), reference.sample(4, seed=3))
+
+
+# --- Langevin dynamics ---
+
+SPREAD = torch.tensor([0.5, 1.0, 2.0])  # standard deviations of a Gaussian with exp(−E) as its law
+CENTRE = torch.tensor([0.3, -2.0, 5.0])
+
+
+def gaussian_chains(count, seed=0):
+    def energy(x):
+        return 0.5 * ((x - CENTRE) / SPREAD).square().sum(-1)
+
+    return Chains(lambda x: x, energy, None, BatchNoise(count, torch.Generator().manual_seed(seed)))
+
+
+def test_sgld_reaches_the_stationary_law_of_a_gaussian():
+    """With a constant step it is an autoregression: var = α/(1 − a²), a = 1 − α/2s², exactly."""
+    count, alpha = 20_000, 0.2
+    walk = sgld(gaussian_chains(count), SamplerConfig(name="sgld", alpha=alpha, power=0.0))
+    x = descend(walk, torch.zeros(count, 3), steps=400)
+    carried = 1 - alpha / (2 * SPREAD.square())
+    variance = alpha / (1 - carried.square())
+    assert torch.allclose(x.mean(0), CENTRE, atol=5 * SPREAD.max().item() / count**0.5)
+    assert torch.allclose(x.var(0), variance, rtol=0.05)
+    assert torch.allclose(variance, SPREAD.square(), rtol=0.3)  # a finite step is a little too wide
+    finer = sgld(gaussian_chains(4000), SamplerConfig(name="sgld", alpha=0.02, power=0.0))
+    assert torch.allclose(descend(finer, torch.zeros(4000, 3), steps=2000).var(0), SPREAD.square(), rtol=0.1)
+
+
+def test_sgld_at_the_temperature_of_jem_s_code():
+    """Step α on the energy, noise of its own size: var = noise²/(1 − (1 − α/s²)²)."""
+    count, alpha, size = 20_000, 0.1, 0.01
+    walk = sgld_jem(gaussian_chains(count), SamplerConfig(name="sgld_jem", alpha=alpha, noise=size))
+    x = descend(walk, torch.zeros(count, 3), steps=600)
+    variance = size**2 / (1 - (1 - alpha / SPREAD.square()).square())
+    assert torch.allclose(x.var(0), variance, rtol=0.05)
+    assert torch.allclose(x.mean(0), CENTRE, atol=1e-3)
+
+
+def test_the_step_of_sgld_decays_polynomially():
+    walk = sgld(gaussian_chains(1), SamplerConfig(name="sgld", alpha=0.8, power=0.5))
+    assert [walk.alpha(t) for t in range(4)] == pytest.approx([0.4 / (1 + t) ** 0.5 for t in range(4)])
+    large = torch.zeros(1, 200_000)
+    for t in (0, 3):
+        assert walk.noise(large, t).var().item() == pytest.approx(2 * walk.alpha(t), rel=0.05)
+
+
+class Gaussian(BaseModel):
+    def forward(self, x):
+        return 0.5 * ((x - CENTRE) / SPREAD).square().sum(-1)
+
+
+def test_sgld_walks_as_torchebm_does():
+    """Its η is our α/2; with the same numbers for noise, the same chains."""
+    alpha, count = 0.05, 16
+    start = torch.randn(count, 3, generator=torch.Generator().manual_seed(1))
+    theirs = LangevinDynamics(Gaussian(), step_size=alpha / 2, device="cpu")
+    ours = sgld(gaussian_chains(count, seed=5), SamplerConfig(name="sgld", alpha=alpha, power=0.0))
+    expected = theirs.sample(x=start.clone(), n_steps=50, generator=torch.Generator().manual_seed(5))
+    assert torch.allclose(descend(ours, start, steps=50), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

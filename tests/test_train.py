@@ -1,52 +1,19 @@
 import json
 import math
-import threading
 
 import pytest
 import torch
 
 import gmmc.train
-from conftest import tiny_config, tiny_data
+from conftest import make_learner, tiny_config, tiny_data
 from gmmc import core, runs
-from gmmc.errors import Diverged, InputError
-from gmmc.learner import Learner
-from gmmc.progress import Progress
-from gmmc.sampling import SAMPLERS
+from gmmc.backbones import batch_norms
+from gmmc.errors import InputError
 from gmmc.train import train
-
-CPU = torch.device("cpu")
 
 
 def lines(out):
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("priors", ["uniform", "empirical"])
-@pytest.mark.parametrize("backbone", ["small_cnn", "wrn-10-1"])
-@pytest.mark.parametrize("epochs", [(1, 0), (0, 1), (1, 1)], ids=["discriminative", "generative", "joint"])
-def test_every_combination_trains_saves_resumes_and_samples(tmp_path, sampler, priors, backbone, epochs):
-    cfg = tiny_config(
-        model={"backbone": backbone, "priors": priors},
-        sampler={"name": sampler},
-        discriminative={"epochs": epochs[0]},
-        generative={"epochs": epochs[1]},
-    )
-    data = tiny_data(classes=4, channels=3, size=9)
-    trained = train(cfg, tmp_path / "run", data)
-
-    reference = Learner(cfg, data, CPU)
-    while reference.step < reference.plan.total:
-        resumed = Learner(cfg, data, CPU)  # as a new process after every update
-        resumed.restore(reference.state())
-        resumed.update()
-        reference = resumed
-    loaded = runs.load(tmp_path / "run")
-    for name, tensor in reference.model.state_dict().items():
-        if name != "head.gamma2":
-            assert torch.equal(tensor, loaded.state_dict()[name]), name
-    assert torch.equal(loaded.sample(2, seed=1), trained.sample(2, seed=1))
-    assert loaded.class_names == tuple(data.class_names)
 
 
 def test_discriminative_training_never_touches_the_sampler(tmp_path, monkeypatch, data):
@@ -64,7 +31,7 @@ def test_discriminative_training_never_touches_the_sampler(tmp_path, monkeypatch
 
 def test_gamma2_changes_no_update(data):
     cfg = tiny_config(discriminative={"epochs": 0})
-    a, b = Learner(cfg, data, CPU), Learner(cfg, data, CPU)
+    a, b = make_learner(cfg, data), make_learner(cfg, data)
     b.model.head.gamma2.fill_(0.01)
     for learner in (a, b):
         for _ in range(3):
@@ -92,7 +59,7 @@ def test_training_learns(tmp_path):
 
 
 def test_chains_go_back_to_the_buffer(data):
-    learner = Learner(tiny_config(discriminative={"epochs": 0}, buffer={"reinit": 0.0}), data, CPU)
+    learner = make_learner(tiny_config(discriminative={"epochs": 0}, buffer={"reinit": 0.0}), data)
     before = learner.buffer.images.clone()
     learner.update()
     changed = (learner.buffer.images != before).flatten(1).any(1)
@@ -100,11 +67,11 @@ def test_chains_go_back_to_the_buffer(data):
 
 
 def test_every_image_is_seen_once_per_epoch(data):
-    learner = Learner(tiny_config(discriminative={"shift": 0}, train={"batch_size": 20}), data, CPU)
+    learner = make_learner(tiny_config(discriminative={"shift": 0}, train={"batch_size": 20}), data)
     assert learner.plan.steps_per_epoch == 3  # 64 images: the last 4 of the order wait for another epoch
     seen = []
     for _ in range(3):
-        x, _ = learner._real_batch(learner.plan.at(learner.step))
+        (x, _), _ = learner._real_batch(learner.plan.at(learner.step))
         seen.append(x)
         learner.step += 1
     assert len(torch.cat(seen).flatten(1).unique(dim=0)) == 60
@@ -142,34 +109,6 @@ def test_the_number_of_threads_is_a_setting(tmp_path, data):
         torch.set_num_threads(before)
 
 
-def test_an_interrupt_does_not_save_a_diverged_state(tmp_path, data):
-    learner = Learner(tiny_config(), data, CPU)
-    folder = runs.RunFolder(tmp_path / "run")
-    stop = threading.Event()
-    with folder.opened_for(learner.cfg), Progress("", 1) as bar:
-        with torch.no_grad():
-            for parameter in learner.model.parameters():
-                parameter.mul_(1e6)
-        stop.set()
-        with pytest.raises(Diverged):
-            gmmc.train.run_updates(learner, folder, bar, stop)
-        assert folder.load_state()[0].step == 0
-
-
-def test_divergence_has_a_name_and_leaves_the_last_good_state(tmp_path, data):
-    cfg = tiny_config(
-        generative={"epochs": 50, "lr": 1.0}, sampler={"alpha": 10.0}, train={"checkpoint_seconds": 0.0}
-    )
-    with pytest.raises(Diverged, match=r"training diverged by update \d+: energies of real images"):
-        train(cfg, tmp_path / "run", data)
-    state, complaints = runs.RunFolder(tmp_path / "run").load_state()
-    assert not complaints
-    assert all(
-        torch.isfinite(tensor).all() for name, tensor in state.tensors.items() if name.startswith("model")
-    )
-    assert not (tmp_path / "run" / "model.safetensors").exists()
-
-
 def test_metrics_tell_the_story(tmp_path, data):
     train(tiny_config(), tmp_path / "run", data)
     story = lines(tmp_path / "run")
@@ -178,19 +117,20 @@ def test_metrics_tell_the_story(tmp_path, data):
     for line in story:
         assert math.isfinite(line["real_energy"])
         assert 0 <= line["accuracy"] <= 1
-        assert ("sampled_energy" in line) == (line["beta"] > 0)
+        for key in ("sampled_energy", "force_ratio", "chain_age"):
+            assert (key in line) == (line["beta"] > 0)
         assert ("valid_accuracy" in line) == (line["step"] % 4 == 0)
 
 
 def test_logged_energies_are_means_over_the_interval(data):
-    learner = Learner(tiny_config(discriminative={"epochs": 0}), data, CPU)
+    learner = make_learner(tiny_config(discriminative={"epochs": 0}), data)
     expected = []
     for _ in range(3):
         with torch.no_grad():
-            x, y = learner._real_batch(learner.plan.at(learner.step))
+            (x, y), _ = learner._real_batch(learner.plan.at(learner.step))
             expected.append(core.unit_energy(learner.model.backbone(x), learner.model.head.means[y]).mean())
         learner.update()
-    line = learner.log_line(with_validation=False)
+    line, _ = learner.report()
     assert line["real_energy"] == pytest.approx(torch.stack(expected).mean().item(), rel=1e-5)
 
 
@@ -201,6 +141,15 @@ def test_logged_energies_are_means_over_the_interval(data):
         ({"train": {"device": "abacus"}}, "device must be auto"),
         ({"model": {"dim": 1}}, "3 equiangular means need dim >= 2, got dim=1"),
         ({"model": {"backbone": "vgg"}}, "model.backbone must be"),
+        ({"contrast": {"shift": 9}, "objective": {"name": "split"}}, "contrast.shift must be less than"),
+        (
+            {"generative": {"warmup": 9}},
+            "generative.warmup must be at most the 8 updates of the phase, got 9",
+        ),
+        ({"buffer": {"labels": "batch"}}, "buffer.labels=batch needs train.batch_size=16 chains of every"),
+        ({"train": {"devices": 3}}, "train.batch_size must be a multiple of the 3 processes, got 16"),
+        ({"train": {"devices": 16}}, "buffer.size must be a multiple of the 16 processes, got 40"),
+        ({"train": {"devices": 20}}, "20 processes need as many images in a batch, got 16"),
     ],
 )
 def test_a_bad_recipe_leaves_nothing_behind(tmp_path, data, sections, message):
@@ -209,13 +158,166 @@ def test_a_bad_recipe_leaves_nothing_behind(tmp_path, data, sections, message):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_metric_s_line_is_worth_its_name(data):
+    """Force ratio R = β√(Ē′/Ē) and chain age in sampler steps, from the numbers beside them."""
+    learner = make_learner(tiny_config(discriminative={"epochs": 0}, buffer={"reinit": 0.0}), data)
+    for _ in range(5):
+        learner.update()
+    line, _ = learner.report()
+    assert line["force_ratio"] == pytest.approx(0.5 * (line["sampled_energy"] / line["real_energy"]) ** 0.5)
+    assert line["chain_age"] == pytest.approx(5 * 16 / 40 * 2)  # 5 updates move 16 of 40 chains 2 steps
+    assert torch.equal(learner.buffer.visits.sum(), torch.tensor(5 * 16))
+
+
+class TestAveragedWeights:
+    def test_they_follow_the_last_ones_with_the_stated_decay(self, data):
+        learner = make_learner(tiny_config(train={"ema": 0.9}), data)
+        expected = [p.detach().clone() for p in learner.model.parameters()]
+        for step in range(6):
+            learner.update()
+            decay = min(0.9, (1 + step) / (10 + step))
+            for mean, now in zip(expected, learner.model.parameters(), strict=True):
+                mean.mul_(decay).add_(now.detach(), alpha=1 - decay)
+        for mean, ours in zip(expected, learner.average.model.parameters(), strict=True):
+            assert torch.allclose(mean, ours, atol=1e-6)
+
+    def test_they_are_what_is_saved_evaluated_and_sampled(self, tmp_path, data):
+        cfg = tiny_config(train={"ema": 0.5})
+        averaged = train(cfg, tmp_path / "run", data)
+        _, info, _ = runs.unpack(tmp_path / "run" / "model.safetensors")
+        assert info["weights"] == "average"
+        last = train(tiny_config(), tmp_path / "last", data)
+        assert runs.unpack(tmp_path / "last" / "model.safetensors")[1]["weights"] == "last"
+        pairs = list(zip(averaged.parameters(), last.parameters(), strict=True))
+        assert not any(torch.equal(a, b) for a, b in pairs)
+        assert torch.equal(runs.load(tmp_path / "run").sample(2), averaged.sample(2))
+
+    def test_averaging_changes_no_update(self, data):
+        plain, averaged = (make_learner(tiny_config(train={"ema": ema}), data) for ema in (0.0, 0.9))
+        for learner in (plain, averaged):
+            for _ in range(6):
+                learner.update()
+        for p, q in zip(plain.model.parameters(), averaged.model.parameters(), strict=True):
+            assert torch.equal(p, q)
+
+
+class TestOptimisers:
+    @pytest.mark.parametrize(("first", "then"), [("adam", "sgd"), ("sgd", "adam"), ("adam", "adam")])
+    def test_each_phase_has_its_own(self, data, first, then):
+        kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+        learner = make_learner(
+            tiny_config(
+                discriminative={"optimizer": first},
+                generative={"optimizer": then, "weight_decay": 0.01},
+            ),
+            data,
+        )
+        for _ in range(4):
+            learner.update()
+        assert type(learner.optimizer) is kinds[first]
+        before = learner.optimizer
+        learner.update()
+        assert type(learner.optimizer) is kinds[then]
+        assert learner.optimizer.param_groups[0]["weight_decay"] == 0.01
+        assert (learner.optimizer is before) == (first == then)  # moments are kept where they mean the same
+
+    def test_sgd_is_nesterov_s(self, data):
+        learner = make_learner(tiny_config(discriminative={"optimizer": "sgd", "momentum": 0.8}), data)
+        group = learner.optimizer.param_groups[0]
+        assert group["nesterov"]
+        assert group["momentum"] == 0.8
+
+    def test_a_clipped_gradient_is_no_longer_than_asked(self, data):
+        """One step of plain descent is lr·g: with Nesterov's momentum in its first step (1 + m)·lr·g."""
+        sgd = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.5}
+        learner = make_learner(tiny_config(discriminative=sgd, train={"clip": 0.01}), data)
+        before = [p.detach().clone() for p in learner.model.parameters()]
+        learner.update()
+        pairs = zip(learner.model.parameters(), before, strict=True)
+        moved = torch.cat([(p.detach() - q).flatten() for p, q in pairs])
+        assert moved.norm().item() == pytest.approx(0.015, rel=1e-3)
+        assert learner.report()[0]["grad_norm"] > 0.01
+
+
+class TestBatchNorm:
+    def statistics(self, learner):
+        return torch.cat([norm.running_mean for norm in batch_norms(learner.model)]).clone()
+
+    def learner(self, data, norm):
+        return make_learner(tiny_config(model={"norm": norm}), data)
+
+    def test_sampling_and_its_images_leave_the_statistics_alone(self, data):
+        learner = self.learner(data, "batch")
+        learner.step = 4  # the generative phase
+        before = self.statistics(learner)
+        drawn = learner._draw(learner.labels[:16])
+        learner.move(drawn, 1.0)
+        assert torch.equal(self.statistics(learner), before)
+        learner.update()
+        assert not torch.equal(self.statistics(learner), before)
+
+    def test_frozen_for_good_after_the_start(self, data):
+        learner = self.learner(data, "batch_then_frozen")
+        first = self.statistics(learner)
+        for _ in range(4):
+            learner.update()
+        learned = self.statistics(learner)
+        assert not torch.equal(learned, first)
+        for _ in range(4):
+            learner.update()
+        assert torch.equal(self.statistics(learner), learned)
+
+
+def test_chains_of_the_batch_s_labels(data):
+    cfg = tiny_config(buffer={"labels": "batch", "size": 60, "reinit": 0.3}, discriminative={"epochs": 0})
+    learner = make_learner(cfg, data)
+    (_, y), _ = learner._real_batch(learner.plan.at(0))
+    assert torch.equal(learner._draw(y).labels, y)
+
+
+def test_contrast_images_are_the_same_ones_augmented_otherwise(data):
+    cfg = tiny_config(
+        objective={"name": "balanced"}, discriminative={"epochs": 0}, generative={"shift": 2, "noise": 0.0}
+    )
+    learner = make_learner(cfg, data)
+    (x, y), clean = learner._real_batch(learner.plan.at(0))
+    originals = (data.train.images / 127.5 - 1).flatten(1)
+    found = [(originals == row).all(1).nonzero().item() for row in clean.flatten(1)]
+    assert torch.equal(data.train.labels[found], y)
+    assert not torch.equal(x, clean)
+
+
+def test_class_gaussian_starts_reach_buffer_and_samples(tmp_path, data):
+    cfg = tiny_config(buffer={"start": "gaussian", "rank": 8})
+    learner = make_learner(cfg, data)
+    levels = [learner.buffer.images[learner.buffer.labels == y].float().mean().item() for y in range(3)]
+    real = [(data.train.images[data.train.labels == y] / 127.5 - 1).mean().item() for y in range(3)]
+    assert levels == pytest.approx(real, abs=0.05)
+    model = train(cfg, tmp_path / "run", data)
+    brightness = model.sample(60, torch.arange(60) % 3, steps=1).flatten(1).mean(1)
+    assert [brightness[y::3].mean().item() * 2 - 1 for y in range(3)] == pytest.approx(real, abs=0.1)
+    assert torch.equal(runs.load(tmp_path / "run").sample(3), model.sample(3))
+
+
+def test_bf16_keeps_weights_and_energies_in_full_precision(data):
+    learner = make_learner(tiny_config(train={"precision": "bf16"}), data)
+    exact = make_learner(tiny_config(), data)
+    for _ in range(6):
+        learner.update()
+        exact.update()
+    assert {p.dtype for p in learner.model.parameters()} == {torch.float32}
+    (rough, _), (fine, _) = learner.report(), exact.report()
+    assert rough["real_energy"] != fine["real_energy"]
+    assert rough["real_energy"] == pytest.approx(fine["real_energy"], rel=0.02)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu(tmp_path, data):
     cfg = tiny_config(train={"device": "cuda"}, sampler={"name": "noise_injected"})
     trained = train(cfg, tmp_path / "run", data)
     assert trained.device.type == "cuda"
     assert train(cfg, tmp_path / "run", data).device.type == "cuda"
-    resumed = Learner(cfg, data, torch.device("cuda"))
+    resumed = make_learner(cfg, data)
     resumed.restore(runs.RunFolder(tmp_path / "run").load_state()[0])
     resumed.update()
     on_cpu = runs.load(tmp_path / "run")

@@ -9,8 +9,6 @@ from gmmc.core import labels_at
 from gmmc.errors import InputError
 from gmmc.sampling import BatchNoise
 
-SETTLED = 5  # visits after which the sampler has had its chance with a chain
-
 
 @dataclass(frozen=True)
 class Drawn:
@@ -89,9 +87,9 @@ class ReplayBuffer:
         self.energies.masked_fill_(far, 0)
         return far.sum()
 
-    def census(self, limit: float) -> Tensor:
+    def census(self, *, settled_after: int, limit: float) -> Tensor:
         """(visits in all, chains, settled chains, settled chains at or above the limit), on the device."""
-        settled = self.visits >= SETTLED
+        settled = self.visits >= settled_after
         far = settled & ~(self.energies < limit)
         return torch.stack(
             [self.visits.sum(), torch.tensor(len(self), device=self.device), settled.sum(), far.sum()]

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from gmmc.config import Config
 
+SETTLED_STEPS = 100
+
 
 class Meter:
     """Sums over the updates since the last line, kept on the device: nothing waits for them."""
@@ -55,7 +57,7 @@ def summary(sums: list[float], census: list[float], cfg: Config, beta: float) ->
         line["force_ratio"] = force_ratio(line["real_energy"], line["sampled_energy"], beta, cfg)
     visits, chains, settled, bounded = census
     line["chain_age"] = visits / chains * cfg.sampler.steps
-    if settled:
+    if settled >= cfg.train.batch_size:  # of fewer a share says little
         line["bounded"] = bounded / settled
     return line
 
@@ -67,6 +69,12 @@ def force_ratio(real: float, sampled: float, beta: float, cfg: Config) -> float:
     """
     pull = beta + cfg.objective.anchor if cfg.objective.name == "balanced" else 1.0
     return beta / pull * math.sqrt(max(sampled, 0.0) / real) if math.isfinite(sampled / real) else math.inf
+
+
+def settled_after(cfg: Config) -> int:
+    """Visits after which the sampler has had its chance with a chain: 100 steps, or a chain's mean life."""
+    life = 1 / cfg.buffer.reinit if cfg.buffer.reinit else math.inf
+    return math.ceil(min(SETTLED_STEPS / cfg.sampler.steps, life))
 
 
 def bound(cfg: Config) -> float:

@@ -1,5 +1,6 @@
 """Algorithm 1: all the state of a training, and the update that moves it."""
 
+import dataclasses
 import functools
 import math
 import time
@@ -11,11 +12,12 @@ from torch import Tensor
 from gmmc import core, health, provenance
 from gmmc.averaging import Average
 from gmmc.backbones import batch_norms, frozen_statistics
-from gmmc.buffer import Drawn, ReplayBuffer, check_quotas
+from gmmc.buffer import Drawn, ReplayBuffer
+from gmmc.checks import check
 from gmmc.config import Config, PhaseConfig
 from gmmc.data import Dataset
 from gmmc.data.augment import augment
-from gmmc.errors import Diverged, InputError
+from gmmc.errors import Diverged
 from gmmc.models import Classifier
 from gmmc.objectives import Loss
 from gmmc.pixels import to_signed
@@ -46,8 +48,8 @@ class Learner:
         self.share = self.batch_size // fabric.world_size
         self.plan = Plan(cfg, len(data.train) // self.batch_size)
         self.step = 0
-        self.pace = 1.0  # factor on the learning rate, lowered by rollbacks
         self.rollbacks = 0
+        self.pace = {"lr": 1.0, "beta": 1.0, "alpha": 1.0}  # factors, lowered by rollbacks
         self.lines = 0  # of metrics, so that a resumed run can tell when some are missing
         self.seconds = 0.0
         self._clock = time.monotonic()
@@ -77,13 +79,13 @@ class Learner:
 
     def _new_buffer(self) -> ReplayBuffer:
         cfg = self.cfg.buffer
-        source = self._source("buffer")
+        source = self.source("buffer")
         size = cfg.size // self.fabric.world_size
         return ReplayBuffer(
             size, self.model.start, self.model.head.priors, reinit=cfg.reinit, generator=source
         )
 
-    def _source(self, *key: int | str) -> torch.Generator:
+    def source(self, *key: int | str) -> torch.Generator:
         """Randomness of this process alone."""
         rank = self.fabric.global_rank
         return generator(self.seed, *key, *([rank] if rank else []), device=self.device)
@@ -93,13 +95,14 @@ class Learner:
     def update(self) -> None:
         """One turn of Algorithm 1."""
         now = self.plan.at(self.step)
+        beta = now.beta * self.pace["beta"]
         self._prepare(now)
         real, contrast = self._real_batch(now)
         drawn, sampled = None, None
         if now.beta > 0:
             drawn = self._draw(real[1])
-            sampled = self._move(drawn), drawn.labels
-        loss, real_energies, sampled_energies, correct = self.loss(real, contrast, sampled, now.beta)
+            sampled = self.move(drawn, self.pace["alpha"]), drawn.labels
+        loss, real_energies, sampled_energies, correct = self.loss(real, contrast, sampled, beta)
 
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
@@ -121,7 +124,7 @@ class Learner:
         if not isinstance(self.optimizer, OPTIMIZERS[now.phase.optimizer]):
             self.optimizer = self._new_optimizer(now.phase)
         for group in self.optimizer.param_groups:
-            group["lr"] = now.lr * self.pace
+            group["lr"] = now.lr * self.pace["lr"]
             group["weight_decay"] = now.phase.weight_decay
             if "momentum" in group:
                 group["momentum"] = now.phase.momentum
@@ -152,14 +155,15 @@ class Learner:
     def _draw(self, real_labels: Tensor) -> Drawn:
         assert self.buffer is not None
         labels = real_labels if self.cfg.buffer.labels == "batch" else None
-        return self.buffer.draw(self.share, self._source("chains", self.step), labels)
+        return self.buffer.draw(self.share, self.source("chains", self.step), labels)
 
-    def _move(self, drawn: Drawn) -> Tensor:
+    def move(self, drawn: Drawn, pace: float) -> Tensor:
         """x′_τ: the chains, τ steps further."""
-        noise = BatchNoise(self.share, self._source("targets", self.step))
-        walk = SAMPLERS[self.cfg.sampler.name](self.model.chains(drawn.labels, noise), self.cfg.sampler)
+        noise = BatchNoise(self.share, self.source("targets", self.step))
+        sampler = dataclasses.replace(self.cfg.sampler, alpha=self.cfg.sampler.alpha * pace)
+        walk = SAMPLERS[sampler.name](self.model.chains(drawn.labels, noise), sampler)
         with self.fabric.autocast(), frozen_statistics(self.model.backbone):
-            return descend(walk, drawn.images, steps=self.cfg.sampler.steps)
+            return descend(walk, drawn.images, steps=sampler.steps)
 
     # --- health ---
 
@@ -168,17 +172,21 @@ class Learner:
 
         Reads the device once.
         """
-        census = self.buffer.census(health.bound(self.cfg)) if self.buffer else self.meter.sums.new_zeros(4)
-        numbers = self._over_processes(torch.cat([self.meter.sums, census, census.new_tensor(asks)]))
+        census = self.meter.sums.new_zeros(4)
+        if self.buffer:
+            after, limit = health.settled_after(self.cfg), health.bound(self.cfg)
+            census = self.buffer.census(settled_after=after, limit=limit)
+        numbers = self.over_processes(torch.cat([self.meter.sums, census, census.new_tensor(asks)]))
         sums, census, asked = (part.tolist() for part in numbers.split([len(self.meter.sums), 4, len(asks)]))
         now = self.plan.at(max(0, self.step - 1))
+        beta = now.beta * self.pace["beta"]
         line = {
             "step": self.step,
             "epoch": now.epoch + 1,
             "phase": now.phase_name,
-            "lr": now.lr * self.pace,
-            "beta": now.beta,
-            **health.summary(sums, census, self.cfg, now.beta),
+            "lr": now.lr * self.pace["lr"],
+            "beta": beta,
+            **health.summary(sums, census, self.cfg, beta),
         }
         if self.rollbacks:
             line["rollbacks"] = self.rollbacks
@@ -198,17 +206,8 @@ class Learner:
         predicted = model.predict(self.data.valid.images).cpu()
         return (predicted == self.data.valid.labels).float().mean().item()
 
-    def roll_back(self, good: State) -> int:
-        """Back to the good state, a smaller step from now on; the number of far chains started anew."""
-        rollbacks, pace = self.rollbacks + 1, self.pace * self.cfg.guard.slower
-        self.restore(good)
-        self.rollbacks, self.pace = rollbacks, pace
-        if not self.buffer:
-            return 0
-        dropped = self.buffer.drop(health.bound(self.cfg), self._source("dropped", self.step, rollbacks))
-        return int(self._over_processes(dropped).item())
-
-    def _over_processes(self, tensor: Tensor) -> Tensor:
+    def over_processes(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes."""
         total = self.fabric.all_reduce(tensor, reduce_op="sum")
         assert isinstance(total, Tensor)
         return total
@@ -220,6 +219,9 @@ class Learner:
         model = self.best_model.eval()
         if model.head.means is not None:
             model.head.gamma2.fill_(self.estimate_gamma2(model))
+        # Its own chains are to move as those it was trained with.
+        sampler = dataclasses.replace(self.cfg.sampler, alpha=self.cfg.sampler.alpha * self.pace["alpha"])
+        model.cfg = dataclasses.replace(self.cfg, sampler=sampler)
         model.trained = {
             "updates": self.step,
             "weights": "average" if self.average else "last",
@@ -263,7 +265,7 @@ class Learner:
         # Only between two lines are the sums not zero, and only a single process is interrupted there.
         tensors["meter.sums"] = self.meter.sums
         info = {
-            "pace": self.pace,
+            "pace": dict(self.pace),
             "rollbacks": self.rollbacks,
             "seconds": self._elapsed(),
             "lines": self.lines,
@@ -279,8 +281,7 @@ class Learner:
         if state.info["processes"] == self.fabric.world_size:
             torch.set_num_threads(state.info["threads"])  # the bits of a CPU run depend on it
         self.step = state.step
-        self.pace, self.rollbacks = state.info["pace"], state.info["rollbacks"]
-        self.lines, self.seconds = state.info["lines"], state.info["seconds"]
+        self.pace, self.rollbacks = dict(state.info["pace"]), state.info["rollbacks"]
         self.model.load_state_dict(_part(state.tensors, "model"))
         if self.average:
             self.average.model.load_state_dict(_part(state.tensors, "average"))
@@ -308,31 +309,3 @@ def _part(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
-
-
-def check(cfg: Config, data: Dataset, processes: int) -> None:
-    """What only the data and the number of processes can tell of a recipe."""
-    smallest_side = min(data.shape[1:])
-    for name in ("discriminative", "generative", "contrast"):
-        shift = getattr(cfg, name).shift
-        if shift >= smallest_side:
-            raise InputError(f"{name}.shift must be less than the image size {smallest_side}, got {shift}")
-    batch_size = min(cfg.train.batch_size, len(data.train))
-    if processes > batch_size:
-        raise InputError(f"{processes} processes need as many images in a batch, got {batch_size}")
-    sizes = {"train.batch_size": batch_size} | ({"buffer.size": cfg.buffer.size} if cfg.samples else {})
-    for name, size in sizes.items():
-        if size % processes:
-            raise InputError(f"{name} must be a multiple of the {processes} processes, got {size}")
-    updates = len(data.train) // batch_size
-    for name in ("discriminative", "generative"):
-        phase = getattr(cfg, name)
-        if phase.epochs and phase.warmup > phase.epochs * updates:
-            rule = f"must be at most the {phase.epochs * updates} updates of the phase"
-            raise InputError(f"{name}.warmup {rule}, got {phase.warmup}")
-    with torch.device("meta"):  # a network that cannot be built is refused before anything is written
-        priors = Classifier(cfg, data.shape, data.class_names).head.priors
-    if cfg.samples and cfg.buffer.labels == "batch":
-        empirical = data.class_counts / len(data.train)
-        priors = empirical if cfg.model.priors == "empirical" else torch.full_like(empirical, 1 / len(priors))
-        check_quotas(cfg.buffer.size // processes, batch_size // processes, priors)

@@ -7,6 +7,7 @@ Weights and states carry a hash of their content and are refused when it does no
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import struct
@@ -135,8 +136,14 @@ class RunFolder:
                 ) from None
             for leftover in [*self.path.glob(".*.tmp"), *(self.path / RESUME).glob(".*.tmp")]:
                 leftover.unlink()  # of a process that was killed while writing
-            write_atomic(self.path / CONFIG, config.to_toml(cfg).encode())  # a resumed run may have moved
+            self._write_config(config.to_toml(cfg).encode())
             yield
+
+    def _write_config(self, content: bytes) -> None:
+        """Also of a run that goes on: it may have moved to other devices."""
+        path = self.path / CONFIG
+        if not path.exists() or path.read_bytes() != content:
+            write_atomic(path, content)
 
     def _check_free(self) -> None:
         """A folder without a configuration may only hold what a training killed in its first moments left."""
@@ -236,8 +243,10 @@ class RunFolder:
     # metrics
 
     def append_metrics(self, line: dict[str, Any]) -> None:
+        """One line of JSON, which has no word for what is not a finite number: null."""
+        sound = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
         with (self.path / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(sound, allow_nan=False) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line cut short by a kill is left out."""

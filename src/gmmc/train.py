@@ -12,15 +12,17 @@ from typing import NoReturn
 import torch
 
 from gmmc import data as data_sources
-from gmmc import health, runs
+from gmmc import health, rollback, runs
+from gmmc.checks import check
 from gmmc.config import Config
 from gmmc.data import Dataset
 from gmmc.errors import Diverged, InputError, Interrupted
-from gmmc.learner import Learner, check
+from gmmc.learner import Learner
 from gmmc.models import Classifier
 from gmmc.processes import build_fabric, world_size
 from gmmc.progress import Progress
 from gmmc.ranks import is_leader
+from gmmc.rollback import roll_back
 from gmmc.runs import RunFolder, State
 
 
@@ -78,6 +80,7 @@ class Session:
         if state:
             check_same_data(state.info["data"], learner.data, folder)
             learner.restore(state)
+            learner.lines, learner.seconds = state.info["lines"], state.info["seconds"]
             if is_leader():
                 lost = learner.lines - folder.rewind_metrics(learner.lines)
                 if lost > 0:
@@ -86,7 +89,8 @@ class Session:
             self.bar.say(
                 f"resuming {folder.path} at update {learner.step} of {self.plan.total}{moved(state, learner)}"
             )
-        self.good = learner.state()
+        self.good = [learner.state()]  # at most two: the last good states
+        self.trouble_at, self.failed = -1, 0  # where training was rolled back, and how often in vain
         self.saved_step = learner.step
         if not state:
             self.save()
@@ -114,8 +118,7 @@ class Session:
         if epoch_done and len(learner.data.valid) and is_leader():
             line["valid_accuracy"] = learner.validate(line)
         self.log(line)
-        if learner.step - self.good.step >= cfg.guard.every:
-            self.good = learner.state()
+        self.remember()
         if learner.step < self.plan.total:
             if due:
                 self.save()
@@ -123,31 +126,36 @@ class Session:
                 self.interrupt()
         return describe(line)
 
+    def remember(self) -> None:
+        """Keep the last two good states of this phase."""
+        learner = self.learner
+        if learner.step == self.plan.discriminative:
+            self.good = [learner.state()]
+        elif learner.step - self.good[-1].step >= self.cfg.guard.every:
+            self.good = [self.good[-1], learner.state()]
+
     def recover(self, line: dict, reason: str) -> str:
-        """Back to the last good state, slower; or give up."""
+        """Back to the last good state, more slowly; or give up."""
         learner, guard = self.learner, self.cfg.guard
         diverged_at = learner.step
         if not guard.on or learner.rollbacks == guard.rollbacks:
             self.give_up(line, reason)
-        dropped = learner.roll_back(self.good)
-        learner.lines += 1
-        self.good = learner.state()
-        line |= {"event": "rollback", "reason": reason, "to": learner.step, "dropped": dropped}
-        line |= {"rollbacks": learner.rollbacks, "pace": learner.pace}
-        if is_leader():
-            self.folder.append_metrics(line)
-        self.bar.say(
-            f"update {diverged_at}: {reason}; back to update {learner.step}, {dropped} chains started anew, "
-            f"learning rate × {learner.pace:g} (rollback {learner.rollbacks} of {guard.rollbacks})"
-        )
-        return f"rolled back {learner.rollbacks}×"
+        self.failed = self.failed + 1 if self.good[-1].step <= self.trouble_at else 0
+        if self.failed and len(self.good) > 1:
+            self.good.pop()  # it was not that good
+        done = roll_back(learner, self.good[-1], failed=self.failed)
+        self.log({**line, "event": "rollback", "reason": reason, **done})
+        self.good[-1], self.trouble_at = learner.state(), max(diverged_at, self.trouble_at)
+        count = f"rollback {learner.rollbacks} of {guard.rollbacks}"
+        self.bar.say(f"update {diverged_at}: {reason}; {rollback.describe(done)} ({count})")
+        return count
 
     def give_up(self, line: dict, reason: str) -> NoReturn:
         """Leave the last good weights on disk and say why."""
         learner, guard = self.learner, self.cfg.guard
         diverged_at = learner.step
         self.log({**line, "event": "diverged", "reason": reason})
-        learner.restore(self.good)
+        learner.restore(self.good[-1])
         if self.saved_step != learner.step:
             self.save()
         if is_leader():
@@ -172,7 +180,7 @@ class Session:
         learner = self.learner
         stopped_at = learner.step
         if health.trouble(learner.report()[0], self.cfg):
-            learner.restore(self.good)
+            learner.restore(self.good[-1])
         if self.saved_step != learner.step:
             self.save()
         raise Interrupted(

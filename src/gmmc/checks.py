@@ -1,0 +1,37 @@
+"""What only the data and the number of processes can tell of a recipe, before anything is written."""
+
+import torch
+
+from gmmc.buffer import check_quotas
+from gmmc.config import Config
+from gmmc.data import Dataset
+from gmmc.errors import InputError
+from gmmc.models import Classifier
+
+
+def check(cfg: Config, data: Dataset, processes: int) -> None:
+    """What only the data and the number of processes can tell of a recipe."""
+    smallest_side = min(data.shape[1:])
+    for name in ("discriminative", "generative", "contrast"):
+        shift = getattr(cfg, name).shift
+        if shift >= smallest_side:
+            raise InputError(f"{name}.shift must be less than the image size {smallest_side}, got {shift}")
+    batch_size = min(cfg.train.batch_size, len(data.train))
+    if processes > batch_size:
+        raise InputError(f"{processes} processes need as many images in a batch, got {batch_size}")
+    sizes = {"train.batch_size": batch_size} | ({"buffer.size": cfg.buffer.size} if cfg.samples else {})
+    for name, size in sizes.items():
+        if size % processes:
+            raise InputError(f"{name} must be a multiple of the {processes} processes, got {size}")
+    updates = len(data.train) // batch_size
+    for name in ("discriminative", "generative"):
+        phase = getattr(cfg, name)
+        if phase.epochs and phase.warmup > phase.epochs * updates:
+            rule = f"must be at most the {phase.epochs * updates} updates of the phase"
+            raise InputError(f"{name}.warmup {rule}, got {phase.warmup}")
+    with torch.device("meta"):  # a network that cannot be built is refused before anything is written
+        priors = Classifier(cfg, data.shape, data.class_names).head.priors
+    if cfg.samples and cfg.buffer.labels == "batch":
+        empirical = data.class_counts / len(data.train)
+        priors = empirical if cfg.model.priors == "empirical" else torch.full_like(empirical, 1 / len(priors))
+        check_quotas(cfg.buffer.size // processes, batch_size // processes, priors)

@@ -1,0 +1,107 @@
+"""Every part with every other, through a tiny training, a save, a resume after every update, and samples."""
+
+import dataclasses
+import typing
+from typing import Literal
+
+import pytest
+import torch
+
+from conftest import make_learner, tiny_config, tiny_data
+from gmmc import config, runs
+from gmmc.backbones import BACKBONES
+from gmmc.heads import HEADS
+from gmmc.objectives import OBJECTIVES, SHAPES
+from gmmc.sampling import SAMPLERS
+from gmmc.train import train
+
+EXAMPLES = {"small_cnn": "small_cnn", r"wrn-(\d+)-([1-9]\d*)": "wrn-10-1"}  # a name for each pattern
+SCHEDULES = ("step", "cosine")
+COMPANIONS = {  # what a choice needs beside it
+    ("model", "head", "lda"): {"objective": {"name": "balanced"}},
+    ("model", "head", "linear"): {"objective": {"name": "balanced"}, "sampler": {"name": "sgld_jem"}},
+    ("buffer", "labels", "batch"): {"buffer": {"size": 60}},
+}
+
+
+def trains_saves_resumes_and_samples(tmp_path, cfg):
+    data = tiny_data(classes=3, count=32, channels=3, size=9)
+    trained = train(cfg, tmp_path / "run", data)
+
+    learner = make_learner(cfg, data)
+    while learner.step < learner.plan.total:
+        resumed = make_learner(cfg, data)  # as a new process after every update
+        resumed.restore(learner.state())
+        resumed.update()
+        learner = resumed
+    loaded = runs.load(tmp_path / "run")
+    for name, tensor in learner.best_model.state_dict().items():
+        if name != "head.gamma2":
+            assert torch.equal(tensor, loaded.state_dict()[name]), name
+    samples = loaded.sample(2, seed=1)
+    assert torch.equal(samples, trained.sample(2, seed=1))
+    assert samples.isfinite().all()
+    assert 0 <= samples.min() <= samples.max() <= 1
+    assert loaded.logits(data.test.images).isfinite().all()
+
+
+def short_config(**sections):
+    """Two updates in each phase."""
+    phases = {"discriminative": {"epochs": 1}, "generative": {"epochs": 1}}
+    merged = {name: {**phases.get(name, {}), **sections.get(name, {})} for name in phases | sections}
+    return tiny_config(**merged)
+
+
+# A linear head has no means to walk to: test_config.py shows that the other pairs are refused.
+PAIRS = [(h, s) for h in HEADS for s in SAMPLERS if h != "linear" or s.startswith("sgld")]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("head", "sampler"), PAIRS)
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_every_backbone_head_sampler_and_schedule(tmp_path, backbone, head, sampler, schedule):
+    cfg = short_config(
+        model={"backbone": EXAMPLES[backbone], "head": head},
+        objective={"name": "gmmc" if head == "mmc" else "balanced"},
+        sampler={"name": sampler},
+        discriminative={"schedule": schedule, "warmup": 1},
+        generative={"schedule": schedule},
+    )
+    trains_saves_resumes_and_samples(tmp_path, cfg)
+
+
+def every_choice():
+    """(section, key, value) for each value of each key that offers a choice."""
+    for section in dataclasses.fields(config.Config):
+        kind = typing.get_type_hints(config.Config)[section.name]
+        for key, hint in typing.get_type_hints(kind).items():
+            if typing.get_origin(hint) is Literal:
+                for value in typing.get_args(hint):
+                    yield section.name, key, value
+
+
+@pytest.mark.parametrize(("section", "key", "value"), list(every_choice()))
+def test_every_choice_of_every_setting(tmp_path, section, key, value):
+    companions = COMPANIONS.get((section, key, value), {})
+    if section == "contrast":
+        companions = {"objective": {"name": "split"}, "contrast": {"shift": 1}}
+    sections = {**companions, section: {**companions.get(section, {}), key: value}}
+    trains_saves_resumes_and_samples(tmp_path, short_config(**sections))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("norm", ["none", "batch", "batch_then_frozen"])
+def test_every_objective_shape_and_norm(tmp_path, objective, shape, norm):
+    cfg = short_config(
+        model={"norm": norm, "priors": "empirical"},
+        objective={"name": objective, "shape": shape, "bound": 20.0},
+        train={"ema": 0.9, "clip": 1.0},
+    )
+    trains_saves_resumes_and_samples(tmp_path, cfg)
+
+
+@pytest.mark.parametrize("epochs", [(1, 0), (0, 1), (1, 1)], ids=["discriminative", "generative", "joint"])
+def test_every_approach(tmp_path, epochs):
+    cfg = tiny_config(discriminative={"epochs": epochs[0]}, generative={"epochs": epochs[1]})
+    trains_saves_resumes_and_samples(tmp_path, cfg)
