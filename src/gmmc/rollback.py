@@ -68,9 +68,8 @@ def best_alpha_pace(learner: Learner) -> float:
             energies = model.head.unit_energy(model.backbone(x), drawn.labels)
         # A mean of logarithms: of the many chains, not of the few that are farthest.
         total = learner.over_processes(energies.abs().clamp(1e-6, 1e30).log().sum()).item()
-        if not total < lowest:
-            break
-        best, lowest = pace, total
+        if total < lowest:
+            best, lowest = pace, total
     return best
 
 

@@ -1,0 +1,205 @@
+"""Several processes: one training. The processes are real, started as a user would."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import make_learner, tiny_config, tiny_data
+from gmmc import config, runs
+from gmmc.objectives import Loss
+from gmmc.processes import build_fabric, world_size
+from gmmc.ranks import RANKS, is_leader
+
+ALONE = {name: value for name, value in os.environ.items() if name not in RANKS} | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
+    sections = {"train": {"batch_size": 128, "log_every": 4}, "buffer": {"size": 200, "reinit": 0.0}}
+    path.write_text(config.to_toml(tiny_config(**sections)))
+    return path
+
+
+def gmmc(*arguments):
+    return [sys.executable, "-m", "gmmc", *map(str, arguments)]
+
+
+def finish(command, status=0):
+    done = subprocess.run(command, capture_output=True, text=True, env=ALONE, timeout=240)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def lines(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, recipe):
+    """A training by two processes that one command starts."""
+    out = tmp_path_factory.mktemp("two") / "run"
+    return out, finish(gmmc("train", recipe, "train.devices=2", "--out", out))
+
+
+def test_they_speak_with_one_voice(two):
+    out, done = two
+    assert done.stdout.count("Next: gmmc evaluate") == 1
+    assert [line for line in done.stderr.splitlines() if not line.startswith("training")] == []
+    steps = [line["step"] for line in lines(out)]
+    assert steps == sorted(set(steps))
+    assert runs.load(out).trained["processes"] == 2
+
+
+@pytest.mark.slow
+def test_torchrun_does_the_same(two, tmp_path, recipe):
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "gmmc", "train"]
+    finish([*run, recipe, "--out", tmp_path / "run"])
+    ours, theirs = (load_file(out / "model.safetensors") for out in (two[0], tmp_path / "run"))
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.slow
+def test_without_samples_it_is_the_training_of_one_process(tmp_path, recipe):
+    """The union of the shares is the batch of a single process, augmentation included: the same weights."""
+    for devices in (1, 2):
+        options = ["train.beta=0", "discriminative.noise=0.1", f"train.devices={devices}"]
+        finish(gmmc("train", recipe, *options, "--out", tmp_path / f"{devices}"))
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("1", "2"))
+    for name, tensor in one.items():
+        assert torch.allclose(tensor, two[name], rtol=1e-3, atol=1e-4), name
+    for a, b in zip(lines(tmp_path / "1"), lines(tmp_path / "2"), strict=True):
+        assert a["real_energy"] == pytest.approx(b["real_energy"], rel=1e-4)
+
+
+UPDATE = """
+import sys, torch
+from pathlib import Path
+from safetensors.torch import save_file
+sys.path.insert(0, {tests!r})
+from conftest import make_learner, tiny_config, tiny_data
+cfg = tiny_config(discriminative={{"epochs": 0}}, objective={{"name": "split"}}, train={{"devices": 2}})
+torch.set_num_threads(1)
+from gmmc.processes import build_fabric
+from gmmc.learner import Learner
+fabric = build_fabric(cfg.train)
+fabric.launch()
+learner = Learner(cfg, tiny_data(), fabric)
+for _ in range(3):
+    learner.update()
+weights = {{f"before.{{k}}": v.clone() for k, v in learner.model.state_dict().items()}}
+seen = {{}}
+loss = learner.loss
+def record(real, contrast, sampled, beta):
+    seen.update(x=real[0], y=real[1], contrast=contrast, sampled_x=sampled[0], sampled_y=sampled[1])
+    return loss(real, contrast, sampled, beta)
+learner.loss = record
+learner.optimizer.zero_grad = lambda: [setattr(p, "grad", None) for p in learner.model.parameters()]
+learner.optimizer.step = lambda: None
+learner.update()
+gradients = {{f"gradient.{{k}}": p.grad.contiguous() for k, p in learner.model.named_parameters()}}
+seen = {{f"seen.{{k}}": v.contiguous() for k, v in seen.items()}}
+save_file({{**weights, **gradients, **seen}}, Path({out!r}) / f"{{fabric.global_rank}}.safetensors")
+"""
+
+
+def test_the_union_of_the_shares_gives_the_gradient_of_one_batch(tmp_path):
+    """Both ranks hold the same weights and gradients, those of a single process on both their images."""
+    script = tmp_path / "script.py"
+    script.write_text(UPDATE.format(tests=str(Path(__file__).parent), out=str(tmp_path)))
+    finish([sys.executable, script])
+    first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
+    for name, tensor in first.items():
+        if not name.startswith("seen"):
+            assert torch.equal(tensor, second[name]), name
+    assert not torch.equal(first["seen.sampled_x"], second["seen.sampled_x"])
+
+    cfg = tiny_config(discriminative={"epochs": 0}, objective={"name": "split"})
+    alone = make_learner(cfg, tiny_data())
+    alone.step = 3
+    (x, _), contrast = alone._real_batch(alone.plan.at(3))
+    union = {k: torch.cat([first[f"seen.{k}"], second[f"seen.{k}"]]) for k in ("x", "y", "contrast")}
+    assert torch.equal(union["x"], x)  # the same rows, augmented alike
+    assert torch.equal(union["contrast"], contrast)
+    sampled = [torch.cat([first[f"seen.sampled_{k}"], second[f"seen.sampled_{k}"]]) for k in "xy"]
+    prefix = "before."
+    state = {k.removeprefix(prefix): v for k, v in first.items() if k.startswith(prefix)}
+    alone.model.load_state_dict(state)
+    Loss(alone.model, cfg)((union["x"], union["y"]), union["contrast"], tuple(sampled), 0.5)[0].backward()
+    for name, parameter in alone.model.named_parameters():
+        expected = first[f"gradient.{name}"]
+        assert torch.allclose(parameter.grad, expected, atol=1e-5 * expected.abs().max().item() + 1e-7), name
+
+
+def interrupted(command, out, after=3):
+    """Start, wait for some lines of metrics, send Ctrl-C to all processes as a terminal would."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ALONE, start_new_session=True)
+    metrics = out / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= after):
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 130, told
+    assert told.count("run the same command to go on") == 1
+    assert "Traceback" not in told
+    return told
+
+
+LONGER = ["generative.epochs=3", "train.log_every=2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 2)])
+def test_resuming_with_as_many_and_with_other_numbers_of_processes(tmp_path, recipe, before, after):
+    def command(devices, out):
+        return gmmc("train", recipe, *LONGER, f"train.devices={devices}", "--out", out)
+
+    interrupted(command(before, tmp_path / "run"), tmp_path / "run")
+    done = finish(command(after, tmp_path / "run"))
+    assert "resuming" in done.stderr
+    assert (f"with {after} processes instead of {before}" in done.stderr) == (before != after)
+    steps = [line["step"] for line in lines(tmp_path / "run")]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 40
+    state, _ = runs.RunFolder(tmp_path / "run").load_state(0, 1)
+    assert len(state.shard["buffer.images"]) == 200
+    if before == after:
+        whole = finish(command(before, tmp_path / "whole"))
+        assert whole.returncode == 0
+        ours, uninterrupted = (load_file(tmp_path / n / "model.safetensors") for n in ("run", "whole"))
+        for name, tensor in ours.items():
+            assert torch.equal(tensor, uninterrupted[name]), name
+
+
+def test_a_bad_recipe_ends_in_one_line(tmp_path, recipe):
+    done = finish(gmmc("train", recipe, "train.devices=3", "--out", tmp_path / "run"), status=2)
+    assert done.stderr == "gmmc: train.batch_size must be a multiple of the 3 processes, got 128\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_who_leads(monkeypatch):
+    for name in RANKS:
+        monkeypatch.delenv(name, raising=False)
+    assert is_leader()
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert not is_leader()
+
+
+def test_torchrun_decides_how_many(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert world_size(tiny_config().train) == 4
+    assert world_size(tiny_config(train={"devices": 2, "nodes": 2}).train) == 4
+    with pytest.raises(ValueError, match="torchrun started 4 processes"):
+        build_fabric(tiny_config(train={"devices": 3}).train)
