@@ -11,7 +11,7 @@ SOURCE = Path(gmmc.__file__).parent
 
 # Lowest first; a module may import from its own layer's packages and from layers above it in this list.
 LAYERS = [
-    {"errors", "progress", "provenance", "randomness", "ranks"},
+    {"errors", "progress", "provenance", "randomness", "ranks", "packing"},
     {"core", "config", "pixels"},
     {"backbones", "data", "heads", "sampling", "schedule", "pictures"},
     {"starts", "buffer", "health"},

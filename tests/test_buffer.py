@@ -77,25 +77,35 @@ def test_chains_of_the_labels_of_a_batch(reinit):
 
 def test_too_few_chains_of_a_class_are_refused():
     check_quotas(50, 10, torch.full((5,), 0.2))
-    with pytest.raises(
-        InputError, match=r"needs train.batch_size=11 chains of every class, got buffer.size=50"
-    ):
+    check_quotas(6400, 64, torch.full((100,), 0.01))
+    with pytest.raises(InputError, match="a whole batch of 11 among the chains of every class, got 10 of 50"):
         check_quotas(50, 11, torch.full((5,), 0.2))
 
 
-def test_far_chains_are_dropped_and_only_they():
+def test_far_chains_start_anew_and_only_they():
     buffer, source = make()
     drawn = buffer.draw(50, source)
     energies = torch.ones(50)
     energies[3], energies[7], energies[9] = 100.0, float("nan"), float("inf")
     buffer.put(drawn, torch.zeros(50, 1, 8, 8), energies)
-    assert buffer.drop(100.0, source) == 3
+    far = buffer.beyond(100.0)
+    assert far.sum() == 3
+    buffer.start_anew(far, source)
     restarted = (buffer.images != 0).flatten(1).any(1)
     assert sorted(restarted.nonzero().flatten().tolist()) == sorted(drawn.slots[[3, 7, 9]].tolist())
     assert torch.equal(buffer.visits == 0, restarted)
     assert buffer.energies.isfinite().all()
-    assert buffer.drop(100.0, source) == 0
+    assert not buffer.beyond(100.0).any()
     assert buffer.labels.bincount().tolist() == [10] * 5
+
+
+def test_offenders_are_the_few_that_outdo_the_others():
+    buffer, _ = make()
+    buffer.visits.fill_(1)
+    buffer.energies.copy_(torch.linspace(1e4, 2e4, 50))  # all are far in a network that has blown up
+    buffer.energies[7], buffer.energies[9] = 1e9, float("nan")
+    assert buffer.beyond(100.0).all()
+    assert buffer.offenders(100.0).nonzero().flatten().tolist() == [7, 9]
 
 
 def test_the_census_counts_settled_chains_only():

@@ -35,7 +35,7 @@ class TestVerdict:
         assert health.trouble(self.healthy, tiny_config()) is None
         assert health.trouble({}, tiny_config()) is None
 
-    @pytest.mark.parametrize("key", ["real_energy", "sampled_energy", "grad_norm"])
+    @pytest.mark.parametrize("key", ["real_energy", "sampled_energy", "grad_norm", "weight_norm"])
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("on", [True, False])
     def test_what_is_not_finite_always_is(self, key, value, on):
@@ -55,6 +55,17 @@ class TestVerdict:
         assert "100 and more" in health.trouble(line, tiny_config())  # without a cap: S²
         assert health.trouble(line, tiny_config(guard={"bounded": 0.6})) is None
 
+    def test_samples_that_push_too_hard(self):
+        line = {**self.healthy, "force_ratio": 10.5}
+        assert "push 10.5 times as hard" in health.trouble(line, tiny_config())
+        assert health.trouble(line, tiny_config(guard={"force": 11.0})) is None
+
+    def test_energies_that_nothing_anchors_may_be_large(self):
+        cfg = tiny_config(objective={"name": "balanced", "anchor": 0.0})
+        assert health.trouble({"real_energy": 1e6}, cfg) is None
+        assert "1e+06 apart" in health.trouble({"real_energy": 1e6, "sampled_energy": 1.0}, cfg)
+        assert health.trouble({"real_energy": 1e6}, tiny_config(objective={"name": "balanced"})) is not None
+
     def test_of_a_linear_head_only_the_difference_counts(self):
         cfg = tiny_config(model={"head": "linear"}, objective={"name": "balanced"}, sampler={"name": "sgld"})
         assert health.trouble({"real_energy": -1e6, "sampled_energy": -1e6 + 10}, cfg) is None
@@ -62,17 +73,19 @@ class TestVerdict:
 
 
 @pytest.mark.parametrize(
-    ("steps", "reinit", "visits"), [(20, 0.025, 5), (10, 0.0, 10), (200, 0.1, 1), (2, 0.1, 10), (1, 1.0, 1)]
+    ("steps", "reinit", "visits"), [(20, 0.025, 3), (10, 0.0, 5), (200, 0.1, 1), (2, 0.1, 10), (1, 1.0, 1)]
 )
-def test_a_chain_is_settled_after_a_hundred_steps_or_a_mean_life(steps, reinit, visits):
+def test_a_chain_is_settled_after_fifty_steps_or_a_mean_life(steps, reinit, visits):
     cfg = tiny_config(sampler={"steps": steps}, buffer={"reinit": reinit})
     assert health.settled_after(cfg) == visits
 
 
 def test_the_force_ratio_of_each_objective():
     assert health.force_ratio(4.0, 9.0, 0.5, tiny_config()) == pytest.approx(0.75)
-    balanced = tiny_config(objective={"name": "balanced"})
+    balanced = tiny_config(objective={"name": "balanced", "anchor": 0.0})
     assert health.force_ratio(4.0, 9.0, 0.3, balanced) == pytest.approx(1.5)  # both sides weigh β
+    anchored = tiny_config(objective={"name": "balanced", "anchor": 0.3})
+    assert health.force_ratio(4.0, 9.0, 0.3, anchored) == pytest.approx(0.75)
     assert health.force_ratio(4.0, -1.0, 0.5, tiny_config()) == 0.0
 
 
@@ -151,21 +164,59 @@ class TestRollingBack:
         assert learner.optimizer.state_dict()["state"][0]["step"] == 7
 
     def test_what_is_lowered_when(self, data):
-        """First α if a shorter one brings chains further down, else β; without samples the rate."""
-        for alpha, expected in ((1000.0, "alpha"), (1e-4, "beta")):
+        """A cap, and α if a shorter one brings chains further down; then β; without samples the rate."""
+        for alpha, first, second in ((1000.0, ["alpha"], ["alpha"]), (1e-4, [], ["beta"])):
             learner = make_learner(tiny_config(sampler={"alpha": alpha}), data)
             for _ in range(6):
                 learner.update()
             good = learner.state()
-            assert list(rollback.roll_back(learner, good, failed=0)["lowered"]) == [expected]
+            done = rollback.roll_back(learner, good, failed=0)
+            assert done["capped"]
+            assert list(done["lowered"]) == first
+            learner.step = 6
+            learner.pace["alpha"] = 1.0
+            assert list(rollback.roll_back(learner, good, failed=0)["lowered"]) == second
             learner.step = 6
             assert list(rollback.roll_back(learner, good, failed=1)["lowered"]) == ["alpha", "beta"]
             learner.step = 6
             assert list(rollback.roll_back(learner, good, failed=2)["lowered"]) == ["alpha", "beta", "lr"]
-            assert learner.rollbacks == 3
+            assert learner.rollbacks == 4
         learner = make_learner(tiny_config(), data)
         learner.update()
-        assert rollback.roll_back(learner, learner.state(), failed=0)["lowered"] == {"lr": 0.5}
+        done = rollback.roll_back(learner, learner.state(), failed=0)
+        assert done["lowered"] == {"lr": 0.5}
+        assert not done["capped"]
+
+    def test_a_capped_learner_does_not_push_far_chains(self, data):
+        gradients = []
+        for capped in (False, True):
+            learner = make_learner(tiny_config(model={"scale": 0.01}), data)  # all are beyond S²
+            learner.step, learner.capped = 5, capped
+            learner.update()
+            gradients.append(learner.report()[0]["grad_norm"])
+            assert learner.objective.limit == (1e-4 if capped else math.inf)
+        assert gradients[0] != gradients[1]
+        alone = make_learner(tiny_config(model={"scale": 0.01}, train={"beta": 0.0}), data)
+        alone.step = 5
+        alone.update()
+        assert gradients[1] == pytest.approx(alone.report()[0]["grad_norm"], rel=1e-5)
+
+    def test_a_rollback_is_not_forgotten_for_a_later_state(self, tmp_path):
+        """What was saved on the course that diverged must not be gone on with."""
+        cfg = tiny_config(**{**WILD, "train": {"log_every": 2, "beta": 1.0, "checkpoint_seconds": 0.0}})
+        learner = make_learner(cfg, tiny_data())
+        folder = runs.RunFolder(tmp_path / "run")
+        with folder.opened_for(cfg), Progress("", 1) as bar:
+            session = Session(learner, folder, bar, threading.Event())
+            session.begin(None, [])
+            for _ in range(12):
+                learner.update()
+            session.save()
+            session.recover({"step": 12}, "trouble")
+            state, _ = folder.load_state()
+        assert state.step == 0
+        assert state.info["rollbacks"] == 1
+        assert state.info["trouble_at"] == 12
 
     def test_lowered_steps_are_used(self, data):
         learner = make_learner(tiny_config(), data)
@@ -231,7 +282,7 @@ def test_an_interrupt_does_not_save_a_diverged_state(tmp_path, data):
     stop = threading.Event()
     with folder.opened_for(learner.cfg), Progress("", 1) as bar:
         session = Session(learner, folder, bar, stop)
-        session.begin()
+        session.begin(None, [])
         with torch.no_grad():
             for parameter in learner.model.parameters():
                 parameter.mul_(1e6)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import make_learner, tiny_config, tiny_data
-from gmmc import config, runs
+from gmmc import config, ranks, runs
 from gmmc.objectives import Loss
 from gmmc.processes import build_fabric, world_size
 from gmmc.ranks import RANKS, is_leader
@@ -192,6 +192,8 @@ def test_who_leads(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     assert is_leader()
     monkeypatch.setenv("LOCAL_RANK", "1")
+    assert is_leader()  # an array of single processes
+    monkeypatch.setattr(ranks, "_several", True)
     assert not is_leader()
 
 

@@ -146,10 +146,10 @@ def test_logged_energies_are_means_over_the_interval(data):
             {"generative": {"warmup": 9}},
             "generative.warmup must be at most the 8 updates of the phase, got 9",
         ),
-        ({"buffer": {"labels": "batch"}}, "buffer.labels=batch needs train.batch_size=16 chains of every"),
+        ({"buffer": {"labels": "batch"}}, "buffer.labels=batch needs a whole batch of 16 among the chains"),
         ({"train": {"devices": 3}}, "train.batch_size must be a multiple of the 3 processes, got 16"),
         ({"train": {"devices": 16}}, "buffer.size must be a multiple of the 16 processes, got 40"),
-        ({"train": {"devices": 20}}, "20 processes need as many images in a batch, got 16"),
+        ({"train": {"devices": 20}}, "train.nodes, must be at most the 16 images of a batch, got 20"),
     ],
 )
 def test_a_bad_recipe_leaves_nothing_behind(tmp_path, data, sections, message):
@@ -184,10 +184,9 @@ class TestAveragedWeights:
     def test_they_are_what_is_saved_evaluated_and_sampled(self, tmp_path, data):
         cfg = tiny_config(train={"ema": 0.5})
         averaged = train(cfg, tmp_path / "run", data)
-        _, info, _ = runs.unpack(tmp_path / "run" / "model.safetensors")
-        assert info["weights"] == "average"
+        assert averaged.trained["weights"] == runs.load(tmp_path / "run").trained["weights"] == "average"
         last = train(tiny_config(), tmp_path / "last", data)
-        assert runs.unpack(tmp_path / "last" / "model.safetensors")[1]["weights"] == "last"
+        assert last.trained["weights"] == "last"
         pairs = list(zip(averaged.parameters(), last.parameters(), strict=True))
         assert not any(torch.equal(a, b) for a, b in pairs)
         assert torch.equal(runs.load(tmp_path / "run").sample(2), averaged.sample(2))
@@ -311,7 +310,31 @@ def test_bf16_keeps_weights_and_energies_in_full_precision(data):
     assert rough["real_energy"] == pytest.approx(fine["real_energy"], rel=0.02)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@on_gpu
+@pytest.mark.parametrize("sections", [{}, {"train": {"precision": "bf16", "ema": 0.9, "clip": 1.0}}])
+@pytest.mark.parametrize("labels", ["priors", "batch"])
+@pytest.mark.parametrize("start", ["uniform", "gaussian"])
+def test_an_update_does_not_wait_for_the_gpu(data, sections, labels, start):
+    cfg = tiny_config(
+        **{**sections, "train": {**sections.get("train", {}), "device": "cuda"}},
+        buffer={"labels": labels, "start": start, "size": 60},
+        objective={"name": "balanced", "shape": "huber"},
+    )
+    learner = make_learner(cfg, data)
+    for _ in range(5):
+        learner.update()  # the first of each phase may
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(2):
+            learner.update()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@on_gpu
 def test_on_a_gpu(tmp_path, data):
     cfg = tiny_config(train={"device": "cuda"}, sampler={"name": "noise_injected"})
     trained = train(cfg, tmp_path / "run", data)

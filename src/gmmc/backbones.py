@@ -134,11 +134,10 @@ def frozen_statistics(module: nn.Module) -> Iterator[None]:
 def unrecorded_statistics(module: nn.Module) -> Iterator[None]:
     """Batch norm by the batch's own statistics, which are not added to what was learned."""
     norms = batch_norms(module)
-    momenta = [norm.momentum for norm in norms]
     for norm in norms:
-        norm.momentum = 0.0
+        norm.track_running_stats = False
     try:
         yield
     finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
+        for norm in norms:
+            norm.track_running_stats = True

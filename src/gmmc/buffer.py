@@ -19,9 +19,9 @@ class Drawn:
 
 
 class ReplayBuffer:
-    """Chains in [−1, 1] on the training device, with how often each was moved and the energy it had then.
+    """Chains on the training device, with how often each was moved and the energy it had then.
 
-    Stored as float16: its rounding (1e-4) is well under a late sampler step, that of uint8 is not.
+    Pixels are stored as float16: its rounding (1e-4) is well under a late sampler step, that of uint8 is not.
     """
 
     def __init__(
@@ -35,8 +35,7 @@ class ReplayBuffer:
     ):
         self.start, self.priors, self.reinit = start, priors, reinit
         self.device = priors.device
-        # Evenly spaced quantiles: every class has its exact share from the start.
-        self.labels = labels_at((torch.arange(size, device=self.device) + 0.5) / size, priors)
+        self.labels = slot_labels(size, priors)
         self.images = start(self.labels, BatchNoise(size, generator)).half()
         self.visits = torch.zeros(size, dtype=torch.int32, device=self.device)
         self.energies = torch.zeros(size, device=self.device)
@@ -65,7 +64,10 @@ class ReplayBuffer:
         order = (
             self.labels + torch.rand(len(self), generator=generator, device=self.device).double()
         ).argsort()
-        counts = self.labels.bincount(minlength=len(self.priors))
+        # Not bincount: it would wait for the device.
+        counts = torch.zeros_like(self.priors, dtype=torch.long).scatter_add_(
+            0, self.labels, torch.ones_like(self.labels)
+        )
         first = counts.cumsum(0) - counts  # where each class begins in the order
         same = labels.unsqueeze(0) == labels.unsqueeze(1)
         nth = same.tril(-1).sum(1)  # how many before it in the batch have the same label
@@ -78,19 +80,25 @@ class ReplayBuffer:
         self.visits[drawn.slots] = drawn.visits + 1
         self.energies[drawn.slots] = energies.float()
 
-    def drop(self, limit: float, generator: torch.Generator) -> Tensor:
-        """Start the chains with energies at or above the limit anew; how many there were."""
-        far = (self.visits > 0) & ~(self.energies < limit)  # also what is not a number
+    def beyond(self, limit: float) -> Tensor:
+        """Which chains had an energy at or above the limit, or none that is a number, when last moved."""
+        return (self.visits > 0) & ~(self.energies < limit)
+
+    def offenders(self, limit: float) -> Tensor:
+        """Of the chains beyond the limit those above the mean of all: the few that a runaway comes from."""
+        mean = self.energies.nan_to_num(posinf=0.0).double().mean()
+        return self.beyond(limit) & ~(self.energies < mean)
+
+    def start_anew(self, chosen: Tensor, generator: torch.Generator) -> None:
         fresh = self.start(self.labels, BatchNoise(len(self), generator)).half()
-        self.images.copy_(torch.where(far[:, None, None, None], fresh, self.images))
-        self.visits.masked_fill_(far, 0)
-        self.energies.masked_fill_(far, 0)
-        return far.sum()
+        self.images.copy_(torch.where(chosen[:, None, None, None], fresh, self.images))
+        self.visits.masked_fill_(chosen, 0)
+        self.energies.masked_fill_(chosen, 0)
 
     def census(self, *, settled_after: int, limit: float) -> Tensor:
         """(visits in all, chains, settled chains, settled chains at or above the limit), on the device."""
         settled = self.visits >= settled_after
-        far = settled & ~(self.energies < limit)
+        far = settled & self.beyond(limit)
         return torch.stack(
             [self.visits.sum(), torch.tensor(len(self), device=self.device), settled.sum(), far.sum()]
         ).double()
@@ -110,9 +118,14 @@ class ReplayBuffer:
 
 def check_quotas(size: int, batch_size: int, priors: Tensor) -> None:
     """With the batch's labels a whole batch of one class must find its slots."""
-    smallest = int(size * priors.min().item())
+    smallest = int(slot_labels(size, priors).bincount(minlength=len(priors)).min())
     if smallest < batch_size:
         raise InputError(
-            f"buffer.labels=batch needs train.batch_size={batch_size} chains of every class, "
-            f"got buffer.size={size} with {smallest} of the rarest; enlarge the buffer"
+            f"buffer.labels=batch needs a whole batch of {batch_size} among the chains of every class, "
+            f"got {smallest} of {size} for the rarest; enlarge buffer.size"
         )
+
+
+def slot_labels(size: int, priors: Tensor) -> Tensor:
+    """Evenly spaced quantiles: every class has its exact share from the start."""
+    return labels_at((torch.arange(size, device=priors.device) + 0.5).double() / size, priors)

@@ -10,7 +10,7 @@ from gmmc.models import Classifier
 
 
 def check(cfg: Config, data: Dataset, processes: int) -> None:
-    """What only the data and the number of processes can tell of a recipe."""
+    """Refuse a recipe that these data or so many processes do not allow."""
     smallest_side = min(data.shape[1:])
     for name in ("discriminative", "generative", "contrast"):
         shift = getattr(cfg, name).shift
@@ -18,7 +18,8 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
             raise InputError(f"{name}.shift must be less than the image size {smallest_side}, got {shift}")
     batch_size = min(cfg.train.batch_size, len(data.train))
     if processes > batch_size:
-        raise InputError(f"{processes} processes need as many images in a batch, got {batch_size}")
+        rule = f"must be at most the {batch_size} images of a batch"
+        raise InputError(f"the number of processes, train.devices × train.nodes, {rule}, got {processes}")
     sizes = {"train.batch_size": batch_size} | ({"buffer.size": cfg.buffer.size} if cfg.samples else {})
     for name, size in sizes.items():
         if size % processes:

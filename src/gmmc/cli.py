@@ -187,18 +187,21 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except InputError as error:
         fail(error, 2)
     except Diverged as error:
-        fail(error, 1)
+        fail(error, 1 if is_leader() else 0)  # of the others it would be taken for a crash
     except Interrupted as error:
-        fail(error, 130)
+        fail(error, 130 if is_leader() else 0)
     except BrokenPipeError:
         # `gmmc predict … | head`: the reader has seen enough. Python would complain again at its own exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
-        fail(f"{error.filename}: {error.strerror}" if error.filename else error, 2)
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        fail(reason if is_leader() else f"in a further process: {reason}", 2, always=True)
     except Exception as error:
         if is_out_of_memory(error):
             fail("not enough memory; ask for a smaller batch, buffer, network or number of images", 1)
+        if is_lost_process(error):
+            fail("another process of this training has ended; the last saved state is intact", 1)
         if not hasattr(error, "format_message"):
             raise  # a bug of ours: the traceback is wanted
         # One of typer's usage errors: a wrong option, a missing argument.
@@ -224,7 +227,11 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
-def fail(message: object, status: int) -> NoReturn:
-    if is_leader():  # several processes of a training have one voice
+def is_lost_process(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL"))
+
+
+def fail(message: object, status: int, *, always: bool = False) -> NoReturn:
+    if is_leader() or always:  # several processes of a training have one voice
         print(f"gmmc: {message}", file=sys.stderr)
     sys.exit(status)

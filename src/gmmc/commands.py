@@ -13,6 +13,7 @@ from gmmc.data.files import read_image
 from gmmc.errors import InputError
 from gmmc.evaluations import Result
 from gmmc.models import Classifier
+from gmmc.packing import write_atomic
 from gmmc.progress import Progress
 
 
@@ -41,7 +42,7 @@ def evaluate_run(
     for name in evaluations.choose(model, names):
         result = evaluations.evaluate(model, data, name, cfg)[name]
         for path, picture in result.pictures.items():
-            runs.write_atomic(folder.path / path, pictures.png(picture))
+            write_atomic(folder.path / path, pictures.png(picture))
         folder.save_results({name: result.entry()})
         yield name, result
 
@@ -71,9 +72,9 @@ def draw_to_folder(
         images = model.sample(number, labels, seed, steps=steps, on_progress=bar.update)
     for i, image in enumerate(images):
         name = f"{model.class_names[labels[i]].replace('/', '_')}_seed{seed + i:06d}.png"
-        runs.write_atomic(out / name, pictures.png(pictures.to_image(image)))
+        write_atomic(out / name, pictures.png(pictures.to_image(image)))
     grid = out / "grid.png"
-    runs.write_atomic(grid, pictures.png(pictures.grid(images, min(pictures.GRID_COLUMNS, number))))
+    write_atomic(grid, pictures.png(pictures.grid(images, min(pictures.GRID_COLUMNS, number))))
     return grid
 
 

@@ -2,8 +2,8 @@
 
 Divergence is usually finite: energies reach 10²⁰ before any NaN. And a bound can hide it: accuracy is fine
 while most chains sit at the bound and samples are ruined. So the guard looks at the energies of real images,
-at the share of settled chains at the bound, and at non-finite values. All is summed on the device and read
-once per line.
+at how hard samples push, at the share of settled chains at the bound, and at non-finite values. All is summed
+on the device and read once per line.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gmmc.config import Config
 
-SETTLED_STEPS = 100
+SETTLED_STEPS = 50
 
 
 class Meter:
@@ -24,7 +24,7 @@ class Meter:
         self.sums = torch.zeros(7, dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def add(self, real: Tensor, sampled: Tensor | None, correct: Tensor, grad_norm: Tensor | None) -> None:
+    def add(self, real: Tensor, sampled: Tensor | None, correct: Tensor, grad_norm: Tensor) -> None:
         zero = self.sums.new_zeros(())
         self.sums += torch.stack(
             [
@@ -33,7 +33,7 @@ class Meter:
                 zero + len(real),
                 zero if sampled is None else sampled.double().sum(),
                 zero if sampled is None else zero + len(sampled),
-                zero if grad_norm is None else grad_norm.double(),
+                grad_norm.double(),
                 zero + 1,
             ]
         )
@@ -47,9 +47,7 @@ def summary(sums: list[float], census: list[float], cfg: Config, beta: float) ->
     real, correct, count, sampled, sampled_count, grad_norm, updates = sums
     line: dict[str, float] = {}
     if count:
-        line |= {"real_energy": real / count, "accuracy": correct / count}
-    if updates and cfg.train.clip:
-        line["grad_norm"] = grad_norm / updates
+        line |= {"real_energy": real / count, "accuracy": correct / count, "grad_norm": grad_norm / updates}
     if not sampled_count:
         return line
     line["sampled_energy"] = sampled / sampled_count
@@ -72,7 +70,7 @@ def force_ratio(real: float, sampled: float, beta: float, cfg: Config) -> float:
 
 
 def settled_after(cfg: Config) -> int:
-    """Visits after which the sampler has had its chance with a chain: 100 steps, or a chain's mean life."""
+    """Visits after which the sampler has had its chance with a chain: 50 steps, or a chain's mean life."""
     life = 1 / cfg.buffer.reinit if cfg.buffer.reinit else math.inf
     return math.ceil(min(SETTLED_STEPS / cfg.sampler.steps, life))
 
@@ -82,9 +80,16 @@ def bound(cfg: Config) -> float:
     return cfg.objective.bound if cfg.objective.shape == "cap" else cfg.model.scale**2
 
 
+def anchored(cfg: Config) -> bool:
+    """Whether real energies are pulled to zero; else only their difference to sampled ones has a meaning."""
+    if cfg.model.head == "linear":
+        return False
+    return cfg.objective.name != "balanced" or cfg.objective.anchor > 0
+
+
 def trouble(line: dict[str, Any], cfg: Config) -> str | None:
     """Why this is divergence, in a few words; None while all is well."""
-    watched = ("real_energy", "sampled_energy", "grad_norm")
+    watched = ("real_energy", "sampled_energy", "grad_norm", "weight_norm")
     broken = [name for name in watched if not math.isfinite(line.get(name, 0.0))]
     if broken:
         return f"{broken[0].replace('_', ' ')} is not finite"
@@ -92,11 +97,14 @@ def trouble(line: dict[str, Any], cfg: Config) -> str | None:
         return None
     real, sampled = line.get("real_energy", 0.0), line.get("sampled_energy", 0.0)
     limit = cfg.guard.energy * cfg.model.scale**2
-    if cfg.model.head == "linear":  # only the difference of its energies means something
+    if not anchored(cfg):
         if "sampled_energy" in line and abs(real - sampled) > limit:
             return f"real and sampled energies are {abs(real - sampled):.3g} apart, more than {limit:g}"
     elif real > limit:
         return f"the mean energy of real images is {real:.3g}, above {limit:g}"
+    if line.get("force_ratio", 0.0) > cfg.guard.force:
+        ratio = line["force_ratio"]
+        return f"sampled images push {ratio:.3g} times as hard as real ones pull, above {cfg.guard.force:g}"
     if line.get("bounded", 0.0) > cfg.guard.bounded:
         return f"{line['bounded']:.0%} of the chains have energies of {bound(cfg):g} and more"
     return None

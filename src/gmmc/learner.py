@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from gmmc import core, health, provenance
 from gmmc.averaging import Average
-from gmmc.backbones import batch_norms, frozen_statistics
+from gmmc.backbones import batch_norms, frozen_statistics, has_live_statistics
 from gmmc.buffer import Drawn, ReplayBuffer
-from gmmc.checks import check
 from gmmc.config import Config, PhaseConfig
 from gmmc.data import Dataset
 from gmmc.data.augment import augment
@@ -41,7 +41,6 @@ class Learner:
     """
 
     def __init__(self, cfg: Config, data: Dataset, fabric: "Fabric"):
-        check(cfg, data, fabric.world_size)
         self.cfg, self.data, self.fabric, self.device = cfg, data, fabric, fabric.device
         self.seed = cfg.train.seed
         self.batch_size = min(cfg.train.batch_size, len(data.train))  # of all processes
@@ -50,6 +49,7 @@ class Learner:
         self.step = 0
         self.rollbacks = 0
         self.pace = {"lr": 1.0, "beta": 1.0, "alpha": 1.0}  # factors, lowered by rollbacks
+        self.capped = False  # whether sampled energies beyond the bound are not pushed, since a rollback
         self.lines = 0  # of metrics, so that a resumed run can tell when some are missing
         self.seconds = 0.0
         self._clock = time.monotonic()
@@ -57,7 +57,8 @@ class Learner:
         self.images = data.train.images.to(self.device)
         self.labels = data.train.labels.to(self.device)
         self.model = self._new_model()
-        self.loss = fabric.setup_module(Loss(self.model, cfg))
+        self.objective = Loss(self.model, cfg)
+        self.loss = fabric.setup_module(self.objective)
         self.average = Average(self.model, cfg.train.ema) if cfg.train.ema else None
         self.optimizer = self._new_optimizer(self.plan.at(0).phase)
         self.meter = health.Meter(self.device)
@@ -106,18 +107,29 @@ class Learner:
 
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
-        norm = None
+        parameters = list(self.model.parameters())
+        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
         if self.cfg.train.clip:
-            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.train.clip)
+            clip_grads_with_norm_(parameters, self.cfg.train.clip, norm)
         self.optimizer.step()
 
         if drawn is not None and sampled is not None:
             assert self.buffer is not None
             self.buffer.put(drawn, sampled[0], sampled_energies)
+        self._share_statistics()
         if self.average:
             self.average.update(self.model, self.step)
         self.meter.add(real_energies, sampled_energies, correct, norm)
         self.step += 1
+
+    def _share_statistics(self) -> None:
+        """Every process saw other images: batch norm keeps the mean of what they found."""
+        if self.fabric.world_size == 1 or not has_live_statistics(self.model):
+            return
+        found = [b for norm in batch_norms(self.model) for b in norm.buffers() if b.is_floating_point()]
+        shared = self.over_processes(torch.cat(found)) / self.fabric.world_size
+        for mine, mean in zip(found, shared.split([len(s) for s in found]), strict=True):
+            mine.copy_(mean)
 
     def _prepare(self, now: Moment) -> None:
         """The optimiser and the batch norm of this moment."""
@@ -128,6 +140,7 @@ class Learner:
             group["weight_decay"] = now.phase.weight_decay
             if "momentum" in group:
                 group["momentum"] = now.phase.momentum
+        self.objective.limit = health.bound(self.cfg) if self.capped else math.inf
         self.model.train()
         if self.cfg.model.norm == "batch_then_frozen" and now.phase_name == "generative":
             for norm in batch_norms(self.model):
@@ -139,9 +152,9 @@ class Learner:
         Batches go through the epoch's order; what does not fill a last one waits for another epoch. Every
         process augments all rows: then they do not depend on the number of processes.
         """
-        order = epoch_order(len(self.images), self.seed, now.epoch)
+        order = epoch_order(len(self.images), self.seed, now.epoch, self.device)
         first = (self.step % self.plan.steps_per_epoch) * self.batch_size
-        index = order[first : first + self.batch_size].to(self.device)
+        index = order[first : first + self.batch_size]
         mine = slice(self.fabric.global_rank * self.share, (self.fabric.global_rank + 1) * self.share)
         clean = to_signed(self.images[index])
         source = generator(self.seed, "augment", self.step, device=self.device)
@@ -176,8 +189,10 @@ class Learner:
         if self.buffer:
             after, limit = health.settled_after(self.cfg), health.bound(self.cfg)
             census = self.buffer.census(settled_after=after, limit=limit)
-        numbers = self.over_processes(torch.cat([self.meter.sums, census, census.new_tensor(asks)]))
-        sums, census, asked = (part.tolist() for part in numbers.split([len(self.meter.sums), 4, len(asks)]))
+        weights = get_total_norm(list(self.model.parameters())).double().reshape(1)
+        parts = [self.meter.sums, census, weights, census.new_tensor(asks)]
+        numbers = self.over_processes(torch.cat(parts)).split([len(part) for part in parts])
+        sums, census, (weight_norm,), asked = (part.tolist() for part in numbers)
         now = self.plan.at(max(0, self.step - 1))
         beta = now.beta * self.pace["beta"]
         line = {
@@ -187,6 +202,7 @@ class Learner:
             "lr": now.lr * self.pace["lr"],
             "beta": beta,
             **health.summary(sums, census, self.cfg, beta),
+            "weight_norm": weight_norm / self.fabric.world_size,
         }
         if self.rollbacks:
             line["rollbacks"] = self.rollbacks
@@ -201,8 +217,10 @@ class Learner:
     def validate(self, line: dict[str, Any]) -> float:
         model = self.best_model
         if model.head.means is not None:
-            # A running estimate, for the accuracy: with unequal priors γ² has a say in it.
-            model.head.gamma2.fill_(core.estimate_gamma2(torch.tensor(line["real_energy"]), model.dim))
+            # A running estimate, for the accuracies: with unequal priors γ² has a say in them.
+            gamma2 = core.estimate_gamma2(torch.tensor(line["real_energy"]), model.dim)
+            for head in (model.head, self.model.head):
+                head.gamma2.fill_(gamma2)
         predicted = model.predict(self.data.valid.images).cpu()
         return (predicted == self.data.valid.labels).float().mean().item()
 
@@ -266,6 +284,7 @@ class Learner:
         tensors["meter.sums"] = self.meter.sums
         info = {
             "pace": dict(self.pace),
+            "capped": self.capped,
             "rollbacks": self.rollbacks,
             "seconds": self._elapsed(),
             "lines": self.lines,
@@ -282,6 +301,7 @@ class Learner:
             torch.set_num_threads(state.info["threads"])  # the bits of a CPU run depend on it
         self.step = state.step
         self.pace, self.rollbacks = dict(state.info["pace"]), state.info["rollbacks"]
+        self.capped = state.info["capped"]
         self.model.load_state_dict(_part(state.tensors, "model"))
         if self.average:
             self.average.model.load_state_dict(_part(state.tensors, "average"))
@@ -297,8 +317,8 @@ class Learner:
 
 
 @functools.lru_cache(maxsize=1)
-def epoch_order(count: int, seed: int, epoch: int) -> Tensor:
-    return torch.randperm(count, generator=generator(seed, "order", epoch))
+def epoch_order(count: int, seed: int, epoch: int, device: torch.device) -> Tensor:
+    return torch.randperm(count, generator=generator(seed, "order", epoch)).to(device)
 
 
 def _part(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:

@@ -99,6 +99,10 @@ class Classifier(nn.Module):
         steps = self.cfg.sample.steps if steps is None else steps
         if steps < 1:
             raise InputError(f"steps must be at least 1, got {steps}")
+        if self.head.means is None and not self.cfg.sampler.name.startswith("sgld"):
+            raise InputError(
+                "a softmax classifier trained without samples draws none: it has no means to walk to"
+            )
         block = BLOCK.get(self.device.type, 32)
         images = []
         for first in range(0, n, block):
@@ -165,10 +169,10 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        if device.type not in ("cpu", "cuda"):
+        present = {"cpu": 1, "cuda": torch.cuda.device_count()}.get(device.type, 0)
+        if (device.index or 0) >= present:
             raise RuntimeError
-        torch.zeros(0, device=device)
-    except (RuntimeError, AssertionError):
+    except RuntimeError:
         present = "auto, cpu or cuda" if torch.cuda.is_available() else "auto or cpu (no GPU is found here)"
         raise InputError(f"device must be {present}, got {name!r}") from None
     return device

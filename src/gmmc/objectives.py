@@ -1,5 +1,6 @@
 """What an update minimises. One signature: (parts of the batch as features, head, settings, β) → loss."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -64,14 +65,15 @@ def split(terms: Terms, cfg: ObjectiveConfig, beta: float) -> Tensor:
 
 
 def balanced(terms: Terms, cfg: ObjectiveConfig, beta: float) -> Tensor:
-    """CE(x, y) + anchor·E(x, y) + β·[E(x_contrast, y) − h(E(x′, y′))].
+    """CE(x, y) + anchor·E(x, y) + β·[E(x_contrast, y) − h(E(x′, y′))]; a linear head has no anchor.
 
     The class part moves p(y|x) only, and real and sampled energies weigh the same: the density is at rest
     where samples are as frequent as data, not twice as frequent as with β = 0.5 in `gmmc`.
     """
-    temperature = 1.0 if terms.head.means is None else cfg.temperature
+    has_means = terms.head.means is not None
+    temperature, anchor = (cfg.temperature, cfg.anchor) if has_means else (1.0, 0.0)
     cross_entropy = F.cross_entropy(terms.head.logits_at(terms.features, temperature), terms.labels)
-    return cross_entropy + cfg.anchor * terms.real.mean() + beta * _difference(terms)
+    return cross_entropy + anchor * terms.real.mean() + beta * _difference(terms)
 
 
 def _difference(terms: Terms) -> Tensor | float:
@@ -99,6 +101,7 @@ class Loss(nn.Module):
         super().__init__()
         self.backbone, self.head = model.backbone, model.head
         self.cfg = cfg.objective
+        self.limit = math.inf  # beyond it a sampled energy is not pushed at all; set by a rollback
 
     def forward(self, real: Pair, contrast: Tensor | None, sampled: Pair | None, beta: float):
         """(loss, real unit energies, sampled ones or None, whether each real image is assigned its class).
@@ -116,14 +119,15 @@ class Loss(nn.Module):
             head=self.head,
             real=energy(features[0], y),
             contrast=None if contrast is None else energy(features[1], y),
-            sampled=None
-            if sampled_energies is None
-            else SHAPES[self.cfg.shape](sampled_energies, self.cfg.bound),
+            sampled=None if sampled_energies is None else self.shaped(sampled_energies),
         )
         loss = OBJECTIVES[self.cfg.name](terms, self.cfg, beta)
         correct = self.head(features[0].detach()).argmax(-1) == y
         record = None if sampled_energies is None else sampled_energies.detach()
         return loss, terms.real.detach(), record, correct
+
+    def shaped(self, energies: Tensor) -> Tensor:
+        return SHAPES[self.cfg.shape](cap(energies, self.limit), self.cfg.bound)
 
     def features(self, parts: list[Tensor], *, last_is_sampled: bool) -> list[Tensor]:
         """One pass for all parts; with live batch statistics one each, and those of samples go unrecorded."""

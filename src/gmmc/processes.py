@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gmmc.config import TrainConfig
 from gmmc.errors import InputError
 from gmmc.models import pick_device
+from gmmc.ranks import expect_others
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -24,9 +25,10 @@ def build_fabric(cfg: TrainConfig) -> "Fabric":
     devices, nodes = _layout(cfg)
     several = devices * nodes > 1 or started_by_torchrun()
     if several:
-        logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its banner of processes
-        # Of a convolution with one input channel; a copy of a few numbers.
-        warnings.filterwarnings("ignore", message="(?s)Grad strides do not match bucket view strides")
+        expect_others()
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its advice and its banners
+    # Of a convolution with one input channel; a copy of a few numbers.
+    warnings.filterwarnings("ignore", message="(?s)Grad strides do not match bucket view strides")
     if device.index is not None and devices > 1:
         raise InputError(f"train.device={cfg.device} is one device, got train.devices={devices}")
     _check_present(device.type, devices)

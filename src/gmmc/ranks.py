@@ -3,8 +3,15 @@
 import os
 
 RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
+_several = False  # a rank in the environment of a single process says nothing: it may be an array of jobs
+
+
+def expect_others() -> None:
+    """This training has several processes."""
+    global _several
+    _several = True
 
 
 def is_leader() -> bool:
     """Whether this process is the one that writes and speaks."""
-    return all(os.environ.get(name, "0") == "0" for name in RANKS)
+    return not _several or all(os.environ.get(name, "0") == "0" for name in RANKS)

@@ -1,16 +1,18 @@
 """What is done about a training that diverged: back to a good state, and on with smaller steps.
 
-Chains run away for one of two reasons. Either the sampler's step α is so long that it climbs: then a shorter
-one brings chains further down, which is tried out. Or updates push chains up faster than the sampler brings
-them down: then β, the weight of that push, is lowered. A smaller learning rate would calm this too, but
-classes would be learned more slowly (docs/log.md); it is lowered where nothing is sampled, and where the rest
-did not help.
+The first thing is a cap: a chain beyond the bound is far from every class, and pushing it still farther
+teaches nothing but can tear a deep network apart within a few updates. Then the sampler's step α: if it is so
+long that chains climb, a shorter one brings them further down, which is tried out. Where that is not it,
+updates push chains up faster than the sampler brings them down, and β, the weight of that push, is lowered.
+A smaller learning rate would calm this too, but classes would be learned more slowly; it is lowered where
+nothing is sampled, and where the rest did not help. docs/log.md has the measurements.
 """
 
 import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gmmc import health
 from gmmc.backbones import frozen_statistics
@@ -24,18 +26,19 @@ NAMES = {"alpha": "sampler.alpha", "beta": "train.beta", "lr": "learning rate"}
 def roll_back(learner: Learner, good: State, *, failed: int) -> dict[str, Any]:
     """Make the learner go on from the good state; what was done, for metrics.jsonl.
 
-    `failed`: so many rollbacks before this one did not lead past the trouble. After the first both α and β
-    are lowered, after the second the learning rate too.
+    `failed`: so many rollbacks before this one did not lead past the trouble.
     """
-    rollbacks, pace = learner.rollbacks + 1, dict(learner.pace)
+    rollbacks, pace, capped = learner.rollbacks + 1, dict(learner.pace), learner.capped
     sampling = learner.plan.at(learner.step - 1).beta > 0
+    offending = learner.buffer.offenders(health.bound(learner.cfg)) if learner.buffer else None
     learner.restore(good)
     learner.rollbacks, learner.pace = rollbacks, pace
+    learner.capped = capped or (sampling and learner.model.head.means is not None)
     best = best_alpha_pace(learner) if sampling else pace["alpha"]
     too_long = best < pace["alpha"]
     lowered = {
         "alpha": sampling and (too_long or failed > 0),
-        "beta": sampling and (not too_long or failed > 0),
+        "beta": sampling and (failed > 0 or (not too_long and learner.capped == capped)),
         "lr": not sampling or failed > 1,
     }
     pace["alpha"] = best  # and one less: the network will go on getting steeper
@@ -44,15 +47,18 @@ def roll_back(learner: Learner, good: State, *, failed: int) -> dict[str, Any]:
     return {
         "to": learner.step,
         "rollbacks": rollbacks,
-        "dropped": drop_far_chains(learner),
+        "dropped": drop(learner, offending),
+        "capped": learner.capped,
         "lowered": {name: pace[name] for name, yes in lowered.items() if yes},
     }
 
 
-def describe(done: dict[str, Any]) -> str:
+def describe(done: dict[str, Any], bound: float) -> str:
     """The same for people."""
-    lowered = ", ".join(f"{NAMES[name]} × {factor:g}" for name, factor in done["lowered"].items())
-    return f"back to update {done['to']}, {done['dropped']} chains started anew, {lowered}"
+    parts = [f"back to update {done['to']}", f"{done['dropped']} chains started anew"]
+    parts += [f"sampled energies capped at {bound:g}"] if done["capped"] else []
+    parts += [f"{NAMES[name]} × {factor:g}" for name, factor in done["lowered"].items()]
+    return ", ".join(parts)
 
 
 def best_alpha_pace(learner: Learner) -> float:
@@ -66,17 +72,18 @@ def best_alpha_pace(learner: Learner) -> float:
         x = learner.move(drawn, pace)
         with torch.no_grad(), frozen_statistics(model.backbone):
             energies = model.head.unit_energy(model.backbone(x), drawn.labels)
-        # A mean of logarithms: of the many chains, not of the few that are farthest.
-        total = learner.over_processes(energies.abs().clamp(1e-6, 1e30).log().sum()).item()
+        if model.head.means is not None:  # the many chains are to count, not the few that are farthest
+            energies = energies.clamp(1e-6, 1e30).log()
+        total = learner.over_processes(energies.sum()).item()
         if total < lowest:
             best, lowest = pace, total
     return best
 
 
-def drop_far_chains(learner: Learner) -> int:
-    """Chains that were at the bound in the good state start anew; how many in all processes."""
-    if not learner.buffer:
+def drop(learner: Learner, offending: Tensor | None) -> int:
+    """Start anew the chains that were at the bound in the good state, and those that led to the trouble."""
+    if learner.buffer is None or offending is None:
         return 0
-    source = learner.source("dropped", learner.step, learner.rollbacks)
-    far = learner.buffer.drop(health.bound(learner.cfg), source)
-    return int(learner.over_processes(far).item())
+    far = offending | learner.buffer.beyond(health.bound(learner.cfg))
+    learner.buffer.start_anew(far, learner.source("dropped", learner.step, learner.rollbacks))
+    return int(learner.over_processes(far.sum()).item())

@@ -5,27 +5,23 @@ Weights and states carry a hash of their content and are refused when it does no
 """
 
 import fcntl
-import hashlib
 import json
 import math
-import os
 import re
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from gmmc import __version__, config
 from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.models import Classifier, pick_device
+from gmmc.packing import Damaged, pack, unpack, write_atomic
 
 CONFIG, METRICS, MODEL, RESULTS, RESUME = (
     "config.toml",
@@ -36,66 +32,6 @@ CONFIG, METRICS, MODEL, RESULTS, RESUME = (
 )
 LAST_GOOD = "last-good.safetensors"  # the model of a training that the guard gave up
 STATES_KEPT = 2
-
-
-class Damaged(ValueError):
-    """A file that is not what was written."""
-
-
-# --- files ----------------------------------------------------------------------------------------
-
-
-def write_atomic(path: Path, content: bytes) -> None:
-    """All of the content or none of it, also after a power cut."""
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def pack(tensors: dict[str, Tensor], info: dict[str, Any]) -> tuple[bytes, str]:
-    """Tensors and JSON → one safetensors file and the hash of its content, which its header holds too."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps(info, sort_keys=True)
-    digest = _content_hash(tensors, text)
-    # One key: with two, their order in the file would be random, and equal runs would give unequal files.
-    return safetensors.torch.save(tensors, {"gmmc": json.dumps({"sha256": digest, "info": text})}), digest
-
-
-def unpack(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """(tensors, info, hash) of a packed file; Damaged when the content is not the one that was hashed."""
-    raw = path.read_bytes()
-    try:
-        tensors = safetensors.torch.load(raw)
-        (length,) = struct.unpack("<Q", raw[:8])
-        header = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["gmmc"])
-        text, digest = header["info"], header["sha256"]
-    except (SafetensorError, KeyError, TypeError, ValueError, struct.error) as error:
-        raise Damaged(f"{path} is not a whole gmmc file ({error})") from None
-    if _content_hash(tensors, text) != digest:
-        raise Damaged(f"{path} was altered: its content does not match its hash")
-    return tensors, json.loads(text), digest
-
-
-def _content_hash(tensors: dict[str, Tensor], text: str) -> str:
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 # --- a folder that is being trained in ------------------------------------------------------------
@@ -167,30 +103,29 @@ class RunFolder:
     # resume states: a file per process, that of rank 0 with all they share, written last
 
     def save_state(self, state: State, rank: int = 0, barrier: Callable[[], object] = lambda: None) -> None:
-        """Every process calls this; the state is there once rank 0's file is."""
-        info = {**state.info, "step": state.step}
+        """Every process calls this; the state is there once rank 0's file is, and all wait for that."""
         if rank == 0:
-            barrier()
-        content, digest = pack(state.shard | state.tensors if rank == 0 else state.shard, info)
+            barrier()  # the others have written theirs
+        content, digest = pack(
+            state.shard | state.tensors if rank == 0 else state.shard, {**state.info, "step": state.step}
+        )
         path = self.path / RESUME / self._state_name(state.step, rank, digest)
         write_atomic(path, content)
-        if rank != 0:
+        for other in self._state_files(rank):
+            # Of one moment the last written counts; later moments are of a course that was rolled back.
+            if other != path and _moment(other) >= _moment(path):
+                other.unlink()
+        if rank == 0:
+            self._forget_old_states()
+        else:
             barrier()
-            return
-        self._forget_old_states(path)
+        barrier()
 
-    def _forget_old_states(self, newest: Path) -> None:
-        """Keep the last two moments; of one moment only what was written last."""
-        step = newest.name[: len("step-000000000")]
-        others = [p for p in self._state_files(0) if p != newest]
-        kept = [newest, *[p for p in others if not p.name.startswith(step)][: STATES_KEPT - 1]]
-        moments = {p.name[: len(step)] for p in kept}
-        for old in others:
-            if old not in kept:
-                old.unlink()
-        for part in (self.path / RESUME).glob("step-*.safetensors"):
-            if part.name[: len(step)] not in moments:
-                part.unlink()
+    def _forget_old_states(self) -> None:
+        kept = {_moment(path) for path in self._state_files(0)[:STATES_KEPT]}
+        for path in sorted((self.path / RESUME).glob("step-*.safetensors")):
+            if _moment(path) not in kept:
+                path.unlink()
 
     def load_state(self, rank: int = 0, processes: int = 1) -> tuple[State | None, list[str]]:
         """The newest state intact in all its files, and a line about each damaged one.
@@ -219,11 +154,17 @@ class RunFolder:
         step, count = info["step"], info["processes"]
         shards = [{name: tensors.pop(name) for name in list(tensors) if name.startswith("buffer.")}]
         for other in range(1, count):
-            files = [p for p in self._state_files(other) if p.name.startswith(f"step-{step:09d}-")]
-            if not files:
-                raise Damaged(f"{path} lacks the part of process {other} of {count}")
-            shards.append(self._unpack_state(files[0])[0])
+            shards.append(self._read_shard(path, info, other))
         return State(step, tensors, deal(shards, rank, processes), info)
+
+    def _read_shard(self, path: Path, info: dict[str, Any], rank: int) -> dict[str, Tensor]:
+        """The part of another process that was written together with rank 0's file."""
+        for part in self._state_files(rank):
+            if _moment(part) == _moment(path):
+                tensors, its_info = self._unpack_state(part)
+                if all(its_info.get(key) == info.get(key) for key in ("processes", "lines", "rollbacks")):
+                    return tensors
+        raise Damaged(f"{path} lacks the part of process {rank} of {info['processes']}")
 
     def _unpack_state(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, info, digest = unpack(path)
@@ -292,6 +233,11 @@ class RunFolder:
         write_atomic(self.path / RESULTS, text.encode() + b"\n")
 
 
+def _moment(path: Path) -> str:
+    """'step-000000120' of the name of a state's file."""
+    return path.name[: len("step-000000000")]
+
+
 def deal(shards: list[dict[str, Tensor]], rank: int, processes: int) -> dict[str, Tensor]:
     """This process's part of what the processes of an earlier call held.
 
@@ -312,7 +258,6 @@ def save_model(path: Path, model: Classifier) -> None:
     info = {
         "gmmc": __version__,
         "trained": model.trained,
-        "weights": model.trained.get("weights", "last"),  # of the last update, or averaged
         "config": config.to_toml(model.cfg),
         "shape": model.shape,
         "class_names": model.class_names,

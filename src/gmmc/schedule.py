@@ -51,7 +51,8 @@ class Plan:
     def work(self, step: int) -> float:
         """Cost of the first `step` updates: passes forward and back, so that the time left is honest."""
         generative = max(0, step - self.discriminative)
-        # An update on twice the images, and per sampler step forward and back to the pixels: two thirds of an
-        # update, which also goes back to the weights.
-        per_update = 2 + 2 / 3 * self.cfg.sampler.steps if self.cfg.samples else 1
+        # An update on two or three times the images, and per sampler step forward and back to the pixels: two
+        # thirds of an update, which also goes back to the weights.
+        images = 2 if self.cfg.objective.name == "gmmc" else 3
+        per_update = images + 2 / 3 * self.cfg.sampler.steps if self.cfg.samples else 1
         return step - generative + per_update * generative

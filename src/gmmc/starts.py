@@ -50,7 +50,7 @@ class GaussianStart(nn.Module):
             self.mean[y] = x.mean(0)
             deviations = (x - self.mean[y]) / max(1, len(x) - 1) ** 0.5
             kept = min(rank, *deviations.shape)
-            with torch.random.fork_rng():
+            with torch.random.fork_rng([x.device] if x.is_cuda else []):
                 torch.manual_seed(derived_seed("directions", y))  # svd_lowrank draws its test vectors
                 _, size, directions = torch.svd_lowrank(deviations, q=kept, niter=4)
             self.directions[y, :kept] = (directions * size).mT

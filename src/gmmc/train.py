@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -19,34 +19,52 @@ from gmmc.data import Dataset
 from gmmc.errors import Diverged, InputError, Interrupted
 from gmmc.learner import Learner
 from gmmc.models import Classifier
+from gmmc.packing import Damaged, unpack
 from gmmc.processes import build_fabric, world_size
 from gmmc.progress import Progress
 from gmmc.ranks import is_leader
 from gmmc.rollback import roll_back
 from gmmc.runs import RunFolder, State
 
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
 
 def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifier:
     """Train in the folder `out`, going on where an earlier call with the same configuration stopped."""
-    if cfg.train.threads:
-        torch.set_num_threads(cfg.train.threads)
-    fabric = build_fabric(cfg.train)
     data = data or data_sources.load(cfg.data, cfg.train.seed)
     check(cfg, data, world_size(cfg.train))
+    fabric = build_fabric(cfg.train)
     folder = RunFolder(out)
     with folder.opened_for(cfg) if is_leader() else nullcontext():
         finished = load_finished(folder, data, fabric.device)
         if finished:
             return finished
-        fabric.launch()  # from here on there are several of us
+        # What can be refused is refused while there is one of us.
+        loaded = load_state(folder, data, fabric) if is_leader() else None
+        fabric.launch()
+        if cfg.train.threads:
+            torch.set_num_threads(cfg.train.threads)
+        state = loaded or load_state(folder, data, fabric)  # the leader's look came first: all find the same
         learner = Learner(cfg, data, fabric)
         total = learner.plan.work(learner.plan.total)
         with Progress("training", total, silent=not is_leader()) as bar, interruptible() as stop:
-            Session(learner, folder, bar, stop).run()
+            Session(learner, folder, bar, stop).run(state)
         model = learner.finish()
         if is_leader():
             runs.save_model(folder.path / runs.MODEL, model)
+        fabric.barrier()
     return model
+
+
+def load_state(folder: RunFolder, data: Dataset, fabric: "Fabric") -> tuple[State | None, list[str]]:
+    """The newest state and complaints about damaged ones; checked against the data and the metrics."""
+    rank = 0 if is_leader() else fabric.global_rank
+    state, complaints = folder.load_state(rank, fabric.world_size)
+    if state:
+        check_same_data(state.info["data"], data, folder)
+        folder.metrics()
+    return state, complaints
 
 
 class Session:
@@ -56,9 +74,9 @@ class Session:
         self.learner, self.folder, self.bar, self.stop = learner, folder, bar, stop
         self.cfg, self.plan, self.fabric = learner.cfg, learner.plan, learner.fabric
 
-    def run(self) -> None:
+    def run(self, loaded: tuple[State | None, list[str]]) -> None:
         learner, plan = self.learner, self.plan
-        self.begin()
+        self.begin(*loaded)
         status = ""
         while learner.step < plan.total:
             learner.update()
@@ -71,15 +89,15 @@ class Session:
         if self.saved_step < plan.total:
             self.save()
 
-    def begin(self) -> None:
+    def begin(self, state: State | None, complaints: list[str]) -> None:
         """From the newest state, or from the first."""
         learner, folder = self.learner, self.folder
-        state, complaints = self.load()
+        self.trouble_at, self.failed = -1, 0  # where training was rolled back, and how often in vain
         for complaint in complaints:
             self.bar.say(complaint)
         if state:
-            check_same_data(state.info["data"], learner.data, folder)
             learner.restore(state)
+            self.trouble_at, self.failed = state.info["trouble_at"], state.info["failed"]
             learner.lines, learner.seconds = state.info["lines"], state.info["seconds"]
             if is_leader():
                 lost = learner.lines - folder.rewind_metrics(learner.lines)
@@ -90,21 +108,10 @@ class Session:
                 f"resuming {folder.path} at update {learner.step} of {self.plan.total}{moved(state, learner)}"
             )
         self.good = [learner.state()]  # at most two: the last good states
-        self.trouble_at, self.failed = -1, 0  # where training was rolled back, and how often in vain
         self.saved_step = learner.step
         if not state:
             self.save()
         self.saved_at = time.monotonic()
-
-    def load(self):
-        """Rank 0 first: it sets damaged files aside, and then all find the same state."""
-        rank, processes = self.fabric.global_rank, self.fabric.world_size
-        if rank != 0:
-            self.fabric.barrier()
-        loaded = self.folder.load_state(rank, processes)
-        if rank == 0:
-            self.fabric.barrier()
-        return loaded
 
     def look(self, epoch_done: bool) -> str:
         """Log what happened, act on it; a few words for the bar."""
@@ -146,8 +153,10 @@ class Session:
         done = roll_back(learner, self.good[-1], failed=self.failed)
         self.log({**line, "event": "rollback", "reason": reason, **done})
         self.good[-1], self.trouble_at = learner.state(), max(diverged_at, self.trouble_at)
+        self.save()  # or a killed training would forget that it was rolled back
         count = f"rollback {learner.rollbacks} of {guard.rollbacks}"
-        self.bar.say(f"update {diverged_at}: {reason}; {rollback.describe(done)} ({count})")
+        told = rollback.describe(done, health.bound(self.cfg))
+        self.bar.say(f"update {diverged_at}: {reason}; {told} ({count})")
         return count
 
     def give_up(self, line: dict, reason: str) -> NoReturn:
@@ -160,6 +169,7 @@ class Session:
             self.save()
         if is_leader():
             runs.save_model(self.folder.path / runs.LAST_GOOD, learner.finish())
+        self.fabric.barrier()
         after = f" after {guard.rollbacks} rollbacks" if guard.on else " (guard.on=false)"
         raise Diverged(
             f"training diverged at update {diverged_at}{after}: {reason}; the weights of update "
@@ -173,7 +183,9 @@ class Session:
             self.folder.append_metrics(line)
 
     def save(self) -> None:
-        self.folder.save_state(self.learner.state(), self.fabric.global_rank, self.fabric.barrier)
+        state = self.learner.state()
+        state.info.update(trouble_at=self.trouble_at, failed=self.failed)
+        self.folder.save_state(state, self.fabric.global_rank, self.fabric.barrier)
         self.saved_at, self.saved_step = time.monotonic(), self.learner.step
 
     def interrupt(self) -> NoReturn:
@@ -181,6 +193,7 @@ class Session:
         stopped_at = learner.step
         if health.trouble(learner.report()[0], self.cfg):
             learner.restore(self.good[-1])
+            learner.lines = self.good[-1].info["lines"]
         if self.saved_step != learner.step:
             self.save()
         raise Interrupted(
@@ -204,8 +217,8 @@ def load_finished(folder: RunFolder, data: Dataset, device: torch.device) -> Cla
     if not path.exists():
         return None
     try:
-        _, info, _ = runs.unpack(path)
-    except runs.Damaged as error:
+        _, info, _ = unpack(path)
+    except Damaged as error:
         if is_leader():
             print(f"{error}; it is made again from the last state", file=sys.stderr)
         return None

@@ -144,7 +144,7 @@ class ObjectiveConfig(Section):
     shape: Literal["raw", "cap", "huber"] = "raw"  # of each sampled energy before the mean
     bound: float = _number(100.0, above=0)  # where cap and huber set in, in unit energies
     temperature: float = _number(20.0, above=0)  # γ² in the cross-entropy of balanced (not of a linear head)
-    anchor: float = _number(0.0, at_least=0, at_most=100)  # weight of E(x, y) beside that cross-entropy
+    anchor: float = _number(0.05, at_least=0, at_most=100)  # weight of E(x, y) beside that cross-entropy
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,7 @@ class GuardConfig(Section):
 
     on: bool = True  # off: stop at the first non-finite number, and at nothing else
     energy: float = _number(2.0, above=0)  # mean energy of real images, in S²; a network that gives 0 has 0.5
+    force: float = _number(10.0, above=0)  # R, how hard samples push, relative to the pull of real images
     bounded: float = _number(0.5, above=0, at_most=1)  # share of settled chains at the bound
     every: int = _number(100, at_least=1)  # updates from one good state to the next
     rollbacks: int = _number(5, at_least=0, at_most=100)  # then training stops

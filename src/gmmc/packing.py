@@ -1,0 +1,70 @@
+"""Tensors and JSON in one file with a hash of its content; written whole or not at all, never unpickled."""
+
+import hashlib
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+
+class Damaged(ValueError):
+    """A file that is not what was written."""
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """All of the content or none of it, also after a power cut."""
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def pack(tensors: dict[str, Tensor], info: dict[str, Any]) -> tuple[bytes, str]:
+    """Tensors and JSON → one safetensors file and the hash of its content, which its header holds too."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(info, sort_keys=True)
+    digest = _content_hash(tensors, text)
+    # One key: with two, their order in the file would be random, and equal runs would give unequal files.
+    return safetensors.torch.save(tensors, {"gmmc": json.dumps({"sha256": digest, "info": text})}), digest
+
+
+def unpack(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """(tensors, info, hash) of a packed file; Damaged when the content is not the one that was hashed."""
+    raw = path.read_bytes()
+    try:
+        tensors = safetensors.torch.load(raw)
+        (length,) = struct.unpack("<Q", raw[:8])
+        header = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["gmmc"])
+        text, digest = header["info"], header["sha256"]
+    except (SafetensorError, KeyError, TypeError, ValueError, struct.error) as error:
+        raise Damaged(f"{path} is not a whole gmmc file ({error})") from None
+    if _content_hash(tensors, text) != digest:
+        raise Damaged(f"{path} was altered: its content does not match its hash")
+    return tensors, json.loads(text), digest
+
+
+def _content_hash(tensors: dict[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"|{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
