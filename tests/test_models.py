@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from conftest import make_model
+from gmmc import evaluations
 from gmmc.errors import InputError
 from gmmc.models import pick_device
 
@@ -82,3 +83,17 @@ def test_more_classes_than_the_dimension_allows_are_refused():
 def test_unknown_devices_are_refused(name):
     with pytest.raises(InputError, match=f"device must be auto.* got {name!r}"):
         pick_device(name)
+
+
+def test_a_softmax_classifier_without_samples_classifies_and_says_that_it_cannot_draw():
+    model = make_model(
+        model={"head": "linear"},
+        objective={"name": "balanced"},
+        train={"beta": 0.0},
+        sampler={"name": "staged"},
+    )
+    assert not model.can_sample
+    assert model.predict_proba(torch.rand(2, 1, 8, 8)).sum(1).tolist() == pytest.approx([1, 1])
+    with pytest.raises(InputError, match="cannot draw"):
+        model.sample(1)
+    assert evaluations.choose(model, []) == ["accuracy"]

@@ -75,6 +75,11 @@ class Classifier(nn.Module):
 
     # --- drawing ---
 
+    @property
+    def can_sample(self) -> bool:
+        """Without means there must be a sampler that needs none."""
+        return self.head.means is not None or self.cfg.sampler.name.startswith("sgld")
+
     @torch.inference_mode(False)
     @torch.enable_grad()  # the sampler needs gradients, whatever mode the caller is in
     def sample(
@@ -99,10 +104,8 @@ class Classifier(nn.Module):
         steps = self.cfg.sample.steps if steps is None else steps
         if steps < 1:
             raise InputError(f"steps must be at least 1, got {steps}")
-        if self.head.means is None and not self.cfg.sampler.name.startswith("sgld"):
-            raise InputError(
-                "a softmax classifier trained without samples draws none: it has no means to walk to"
-            )
+        if not self.can_sample:
+            raise InputError("a softmax classifier trained without samples cannot draw: it has no means")
         block = BLOCK.get(self.device.type, 32)
         images = []
         for first in range(0, n, block):

@@ -36,9 +36,14 @@ def choose(model: nn.Module, names: Iterable[str] | str) -> list[str]:
     for name in chosen:
         if name not in EVALUATIONS:
             raise InputError(f"unknown evaluation {name!r}; known are {', '.join(EVALUATIONS)}")
-        if name in NEED_SAMPLES and not hasattr(model, "sample"):
+        if name in NEED_SAMPLES and not can_sample(model):
             raise InputError(f"evaluation {name!r} needs a model that can sample, got {type(model).__name__}")
-    return chosen or [name for name in EVALUATIONS if name not in NEED_SAMPLES or hasattr(model, "sample")]
+    return chosen or [name for name in EVALUATIONS if name not in NEED_SAMPLES or can_sample(model)]
+
+
+def can_sample(model: nn.Module) -> bool:
+    """One of ours, but not a softmax classifier trained without samples."""
+    return bool(getattr(model, "can_sample", hasattr(model, "sample")))
 
 
 __all__ = ["EVALUATIONS", "Result", "evaluate"]

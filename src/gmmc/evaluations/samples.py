@@ -53,7 +53,7 @@ def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
             model,
             samples=cfg.samples,
             selection="none",
-            start="uniform noise, not the buffer",
+            start=f"{model.start.name}, not the buffer",
             seeds=f"{cfg.seed}..{cfg.seed + cfg.samples - 1}",
             steps=model.cfg.sample.steps,
             sampler=model.cfg.sampler.name,
