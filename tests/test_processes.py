@@ -159,10 +159,11 @@ LONGER = ["generative.epochs=3", "train.log_every=2"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 2)])
-def test_resuming_with_as_many_and_with_other_numbers_of_processes(tmp_path, recipe, before, after):
+@pytest.mark.parametrize(("before", "after", "norm"), [(2, 2, "batch"), (2, 1, "none"), (1, 2, "none")])
+def test_resuming_with_as_many_and_with_other_numbers_of_processes(tmp_path, recipe, before, after, norm):
     def command(devices, out):
-        return gmmc("train", recipe, *LONGER, f"train.devices={devices}", "--out", out)
+        options = [*LONGER, f"train.devices={devices}", f"model.norm={norm}"]
+        return gmmc("train", recipe, *options, "--out", out)
 
     interrupted(command(before, tmp_path / "run"), tmp_path / "run")
     done = finish(command(after, tmp_path / "run"))
@@ -179,6 +180,26 @@ def test_resuming_with_as_many_and_with_other_numbers_of_processes(tmp_path, rec
         ours, uninterrupted = (load_file(tmp_path / n / "model.safetensors") for n in ("run", "whole"))
         for name, tensor in ours.items():
             assert torch.equal(tensor, uninterrupted[name]), name
+
+
+@pytest.mark.slow
+def test_they_roll_back_and_give_up_together(tmp_path, recipe):
+    wild = ["generative.lr=0.05", "sampler.alpha=3", "guard.every=2", "guard.rollbacks=2", "guard.energy=0.4"]
+    done = finish(
+        gmmc("train", recipe, *LONGER, *wild, "train.devices=2", "--out", tmp_path / "run"), status=1
+    )
+    told = done.stderr.splitlines()
+    assert sum("back to update" in line for line in told) == 2
+    assert told[-1].startswith("gmmc: training diverged at update")
+    assert sum("diverged" in line for line in told) == 1
+    events = [line["event"] for line in lines(tmp_path / "run") if "event" in line]
+    assert events == ["rollback", "rollback", "diverged"]
+    model = runs.load(tmp_path / "run" / "last-good.safetensors")
+    for rank in (0, 1):
+        state, complaints = runs.RunFolder(tmp_path / "run").load_state(rank, 2)
+        assert not complaints
+        assert state.step == model.trained["updates"]
+        assert state.info["rollbacks"] == 2
 
 
 def test_a_bad_recipe_ends_in_one_line(tmp_path, recipe):
