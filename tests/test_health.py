@@ -59,12 +59,21 @@ class TestVerdict:
         line = {**self.healthy, "force_ratio": 10.5}
         assert "push 10.5 times as hard" in health.trouble(line, tiny_config())
         assert health.trouble(line, tiny_config(guard={"force": 11.0})) is None
+        young = {"real_energy": 3.0, "sampled_energy": 5.0, "force_ratio": 99.0}
+        assert health.trouble(young, tiny_config()) is None  # no settled chains yet
+        assert health.trouble({**young, "force_ratio": 101.0}, tiny_config()) is not None
 
     def test_energies_that_nothing_anchors_may_be_large(self):
         cfg = tiny_config(objective={"name": "balanced", "anchor": 0.0})
         assert health.trouble({"real_energy": 1e6}, cfg) is None
         assert "1e+06 apart" in health.trouble({"real_energy": 1e6, "sampled_energy": 1.0}, cfg)
         assert health.trouble({"real_energy": 1e6}, tiny_config(objective={"name": "balanced"})) is not None
+
+    def test_what_is_not_anchored_has_no_bound_but_a_cap(self):
+        loose = {"name": "balanced", "anchor": 0.0}
+        assert health.bound(tiny_config()) == 100.0
+        assert health.bound(tiny_config(objective=loose)) == math.inf
+        assert health.bound(tiny_config(objective={**loose, "shape": "cap", "bound": 7.0})) == 7.0
 
     def test_of_a_linear_head_only_the_difference_counts(self):
         cfg = tiny_config(model={"head": "linear"}, objective={"name": "balanced"}, sampler={"name": "sgld"})
@@ -89,6 +98,15 @@ def test_the_force_ratio_of_each_objective():
     assert health.force_ratio(4.0, -1.0, 0.5, tiny_config()) == 0.0
 
 
+def test_beyond_a_cap_a_sample_pushes_no_harder():
+    meter = health.Meter(torch.device("cpu"))
+    real, sampled = torch.full((4,), 4.0), torch.tensor([9.0, 9.0, 1e6, 1e9])
+    meter.add(real, sampled, real > 0, torch.tensor(1.0), limit=9.0)
+    line = health.summary(meter.sums.tolist(), [4.0, 4.0, 0.0, 0.0], tiny_config(), 0.5)
+    assert line["sampled_energy"] > 1e8
+    assert line["force_ratio"] == pytest.approx(0.75)
+
+
 def test_looking_does_not_wait_for_the_device_between_lines(data, monkeypatch):
     """An update reads nothing back: .item(), .tolist(), bool() and float() of a tensor would."""
     learner = make_learner(tiny_config(train={"clip": 1.0, "ema": 0.9}), data)
@@ -100,7 +118,7 @@ def test_looking_does_not_wait_for_the_device_between_lines(data, monkeypatch):
     for name in ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, forbidden)
     learner.buffer.draw(4, torch.Generator())
-    learner.meter.add(torch.ones(3), torch.ones(3), torch.ones(3), torch.ones(()))
+    learner.meter.add(torch.ones(3), torch.ones(3), torch.ones(3), torch.ones(()), limit=9.0)
     learner.average.update(learner.model, 3)
     learner.buffer.census(settled_after=1, limit=1.0)
 

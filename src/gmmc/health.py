@@ -21,10 +21,13 @@ class Meter:
     """Sums over the updates since the last line, kept on the device: nothing waits for them."""
 
     def __init__(self, device: torch.device):
-        self.sums = torch.zeros(7, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(8, dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def add(self, real: Tensor, sampled: Tensor | None, correct: Tensor, grad_norm: Tensor) -> None:
+    def add(
+        self, real: Tensor, sampled: Tensor | None, correct: Tensor, grad_norm: Tensor, *, limit: float
+    ) -> None:
+        """`limit`: beyond it a sampled image pushes no harder."""
         zero = self.sums.new_zeros(())
         self.sums += torch.stack(
             [
@@ -32,6 +35,7 @@ class Meter:
                 correct.double().sum(),
                 zero + len(real),
                 zero if sampled is None else sampled.double().sum(),
+                zero if sampled is None else sampled.double().clamp(max=limit).sum(),
                 zero if sampled is None else zero + len(sampled),
                 grad_norm.double(),
                 zero + 1,
@@ -44,15 +48,15 @@ class Meter:
 
 def summary(sums: list[float], census: list[float], cfg: Config, beta: float) -> dict[str, float]:
     """The means behind a Meter's sums and a buffer's census, both of all processes; for metrics.jsonl."""
-    real, correct, count, sampled, sampled_count, grad_norm, updates = sums
+    real, correct, count, sampled, pushing, sampled_count, grad_norm, updates = sums
     line: dict[str, float] = {}
     if count:
         line |= {"real_energy": real / count, "accuracy": correct / count, "grad_norm": grad_norm / updates}
     if not sampled_count:
         return line
     line["sampled_energy"] = sampled / sampled_count
-    if cfg.model.head != "linear" and line["real_energy"] > 0:
-        line["force_ratio"] = force_ratio(line["real_energy"], line["sampled_energy"], beta, cfg)
+    if anchored(cfg) and line["real_energy"] > 0:
+        line["force_ratio"] = force_ratio(line["real_energy"], pushing / sampled_count, beta, cfg)
     visits, chains, settled, bounded = census
     line["chain_age"] = visits / chains * cfg.sampler.steps
     if settled >= cfg.train.batch_size:  # of fewer a share says little
@@ -60,13 +64,13 @@ def summary(sums: list[float], census: list[float], cfg: Config, beta: float) ->
     return line
 
 
-def force_ratio(real: float, sampled: float, beta: float, cfg: Config) -> float:
+def force_ratio(real: float, pushing: float, beta: float, cfg: Config) -> float:
     """R = β√(Ē′/Ē): how hard samples push φ, relative to how hard real images pull it.
 
-    The balanced objective weighs both with β (and the anchor pulls too).
+    Under a cap, E′ counts up to the cap. The balanced objective weighs both with β (and the anchor pulls too).
     """
     pull = beta + cfg.objective.anchor if cfg.objective.name == "balanced" else 1.0
-    return beta / pull * math.sqrt(max(sampled, 0.0) / real) if math.isfinite(sampled / real) else math.inf
+    return beta / pull * math.sqrt(max(pushing, 0.0) / real) if math.isfinite(pushing / real) else math.inf
 
 
 def settled_after(cfg: Config) -> int:
@@ -75,16 +79,18 @@ def settled_after(cfg: Config) -> int:
     return math.ceil(min(SETTLED_STEPS / cfg.sampler.steps, life))
 
 
-def bound(cfg: Config) -> float:
-    """The energy at which a chain counts as bounded: the cap; without one S², far beyond all classes."""
-    return cfg.objective.bound if cfg.objective.shape == "cap" else cfg.model.scale**2
-
-
 def anchored(cfg: Config) -> bool:
     """Whether real energies are pulled to zero; else only their difference to sampled ones has a meaning."""
     if cfg.model.head == "linear":
         return False
     return cfg.objective.name != "balanced" or cfg.objective.anchor > 0
+
+
+def bound(cfg: Config) -> float:
+    """The energy at which a chain counts as bounded: the cap; without one S², far beyond all classes."""
+    if cfg.objective.shape == "cap":
+        return cfg.objective.bound
+    return cfg.model.scale**2 if anchored(cfg) else math.inf
 
 
 def trouble(line: dict[str, Any], cfg: Config) -> str | None:
@@ -102,9 +108,12 @@ def trouble(line: dict[str, Any], cfg: Config) -> str | None:
             return f"real and sampled energies are {abs(real - sampled):.3g} apart, more than {limit:g}"
     elif real > limit:
         return f"the mean energy of real images is {real:.3g}, above {limit:g}"
-    if line.get("force_ratio", 0.0) > cfg.guard.force:
-        ratio = line["force_ratio"]
-        return f"sampled images push {ratio:.3g} times as hard as real ones pull, above {cfg.guard.force:g}"
+    # Before there are settled chains most are fresh from noise, and far.
+    most = cfg.guard.force * (1 if "bounded" in line else 10)
+    if line.get("force_ratio", 0.0) > most:
+        return (
+            f"sampled images push {line['force_ratio']:.3g} times as hard as real ones pull, above {most:g}"
+        )
     if line.get("bounded", 0.0) > cfg.guard.bounded:
         return f"{line['bounded']:.0%} of the chains have energies of {bound(cfg):g} and more"
     return None

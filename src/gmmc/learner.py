@@ -49,7 +49,7 @@ class Learner:
         self.step = 0
         self.rollbacks = 0
         self.pace = {"lr": 1.0, "beta": 1.0, "alpha": 1.0}  # factors, lowered by rollbacks
-        self.capped = False  # whether sampled energies beyond the bound are not pushed, since a rollback
+        self.capped = cfg.objective.shape == "cap"  # no push beyond the bound; a rollback may begin it
         self.lines = 0  # of metrics, so that a resumed run can tell when some are missing
         self.seconds = 0.0
         self._clock = time.monotonic()
@@ -119,7 +119,7 @@ class Learner:
         self._share_statistics()
         if self.average:
             self.average.update(self.model, self.step)
-        self.meter.add(real_energies, sampled_energies, correct, norm)
+        self.meter.add(real_energies, sampled_energies, correct, norm, limit=self.objective.limit)
         self.step += 1
 
     def _share_statistics(self) -> None:

@@ -33,7 +33,7 @@ def roll_back(learner: Learner, good: State, *, failed: int) -> dict[str, Any]:
     offending = learner.buffer.offenders(health.bound(learner.cfg)) if learner.buffer else None
     learner.restore(good)
     learner.rollbacks, learner.pace = rollbacks, pace
-    learner.capped = capped or (sampling and learner.model.head.means is not None)
+    learner.capped = capped or (sampling and math.isfinite(health.bound(learner.cfg)))
     best = best_alpha_pace(learner) if sampling else pace["alpha"]
     too_long = best < pace["alpha"]
     lowered = {
