@@ -67,7 +67,7 @@ def summary(sums: list[float], census: list[float], cfg: Config, beta: float) ->
 def force_ratio(real: float, pushing: float, beta: float, cfg: Config) -> float:
     """R = β√(Ē′/Ē): how hard samples push φ, relative to how hard real images pull it.
 
-    Under a cap, E′ counts up to the cap. The balanced objective weighs both with β (and the anchor pulls too).
+    Under a cap E′ counts up to the cap. The balanced objective weighs both with β, and its anchor pulls too.
     """
     pull = beta + cfg.objective.anchor if cfg.objective.name == "balanced" else 1.0
     return beta / pull * math.sqrt(max(pushing, 0.0) / real) if math.isfinite(pushing / real) else math.inf
