@@ -23,12 +23,14 @@ class Progress:
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as RichProgress
+            from rich.table import Column
 
+            # On a narrow terminal only the status gives way.
             columns = (
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=10),
-                TextColumn("{task.fields[status]}"),
-                TextColumn("{task.fields[left]}"),
+                TextColumn("{task.description}", table_column=Column(min_width=len(self.title))),
+                BarColumn(bar_width=10, table_column=Column(min_width=10)),
+                TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+                TextColumn("{task.fields[left]}", table_column=Column(min_width=9)),
             )
             self._bar = RichProgress(*columns, console=Console(stderr=True, highlight=False))
             self._bar.start()

@@ -257,18 +257,18 @@ def interruptible() -> Iterator[threading.Event]:
 
 
 def describe(line: dict) -> str:
-    """A metrics line for people, short enough for a bar of 80 columns."""
-    parts = [f"real {line['real_energy']:.2f}"]
+    """A metrics line for people; what matters most comes first, where a narrow terminal cuts it."""
+    parts = [f"real {line['real_energy']:.3g}"]
     if "sampled_energy" in line:
-        parts.append(f"sampled {line['sampled_energy']:.2f}")
-    if "force_ratio" in line:
-        parts.append(f"R {line['force_ratio']:.2f}")
-    if line.get("bounded", 0) > 0.005:
-        parts.append(f"bounded {line['bounded']:.0%}")
-    if "rollbacks" in line:
-        parts.append(f"rollbacks {line['rollbacks']}")
+        parts.append(f"sampled {line['sampled_energy']:.3g}")
     if "valid_accuracy" in line:
         parts.append(f"valid {line['valid_accuracy']:.1%}")
     else:
-        parts.append(f"accuracy {line['accuracy']:.1%}")
+        parts.append(f"train {line['accuracy']:.1%}")
+    if "force_ratio" in line:
+        parts.append(f"R {line['force_ratio']:.2f}")
+    if "rollbacks" in line:
+        parts.append(f"rollbacks {line['rollbacks']}")
+    if line.get("bounded", 0) > 0.005:
+        parts.append(f"bounded {line['bounded']:.0%}")
     return "  ".join(parts)
