@@ -9,7 +9,7 @@ import torch
 import gmmc.train
 from conftest import make_learner, tiny_config, tiny_data
 from gmmc import health, rollback, runs
-from gmmc.errors import Diverged, Interrupted
+from gmmc.errors import Diverged, InputError, Interrupted
 from gmmc.learner import Learner
 from gmmc.progress import Progress
 from gmmc.train import Session, train
@@ -138,7 +138,7 @@ class TestRollingBack:
             assert event["reason"]
         told = [line for line in capsys.readouterr().err.splitlines() if "back to update" in line]
         assert len(told) == len(events)
-        assert "sampler.alpha ×" in told[0]  # too long a step is what is wrong here
+        assert "sampler.alpha now ×" in told[0]  # too long a step is what is wrong here
         assert story[-1]["step"] == 40
         assert story[-1]["real_energy"] < 200
 
@@ -275,6 +275,16 @@ class TestGivingUp:
         for _ in range(2):
             with pytest.raises(Diverged):
                 train(self.cfg, tmp_path / "run", tiny_data())
+        counts = [line.get("event") for line in lines(tmp_path / "run")].count("diverged")
+        assert counts == 1
+
+    def test_what_to_do_is_told_by_the_other_commands(self, tmp_path):
+        with pytest.raises(Diverged):
+            train(self.cfg, tmp_path / "run", tiny_data())
+        with pytest.raises(
+            InputError, match=r"diverged and has no finished model; its last good weights are"
+        ):
+            runs.load(tmp_path / "run")
 
     def test_not_a_number_is_never_saved_nor_written(self, tmp_path, monkeypatch):
         update = Learner.update
@@ -333,3 +343,11 @@ def test_rollbacks_and_pace_survive_a_resume(tmp_path, monkeypatch):
     model = train(cfg, tmp_path / "run", tiny_data())
     assert model.trained["rollbacks"] >= state.info["rollbacks"]
     assert model.cfg.sampler.alpha < 3.0
+
+
+def test_a_model_at_chance_is_not_passed_off_as_a_success(tmp_path, capsys):
+    cfg = tiny_config(
+        train={"batch_size": 128}, discriminative={"epochs": 1, "lr": 1e-9}, generative={"epochs": 0}
+    )
+    train(cfg, tmp_path / "run", tiny_data(classes=8, count=512))
+    assert "no better than chance" in capsys.readouterr().err

@@ -68,8 +68,9 @@ def train(
     model = train(cfg, out)
     if not is_leader():
         return
-    print(f"{out / 'model.safetensors'}: gamma2 = {model.head.gamma2.item():.4g}")
-    print(f"Next: gmmc evaluate {out}   or   gmmc sample {out}")
+    gamma2 = "" if model.head.means is None else f": gamma2 = {model.head.gamma2.item():.4g}"
+    print(f"{out / 'model.safetensors'}{gamma2}")
+    print(f"Next: gmmc evaluate {out}" + (f"   or   gmmc sample {out}" if model.can_sample else ""))
 
 
 @app.command(epilog=example("gmmc evaluate runs/demo accuracy"))
@@ -228,7 +229,10 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def is_lost_process(error: Exception) -> bool:
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL"))
+    """torch has classes for some of these errors only, and no common one."""
+    words = ("gloo", "NCCL", "TCPStore", "recv")
+    kind = type(error).__name__
+    return kind.startswith("Dist") or (kind == "RuntimeError" and any(word in str(error) for word in words))
 
 
 def fail(message: object, status: int, *, always: bool = False) -> NoReturn:

@@ -5,13 +5,15 @@ Several processes come from `train.devices` and `train.nodes` (this one starts t
 
 import logging
 import os
+import threading
+import time
 import warnings
 from typing import TYPE_CHECKING
 
 from gmmc.config import TrainConfig
 from gmmc.errors import InputError
 from gmmc.models import pick_device
-from gmmc.ranks import expect_others
+from gmmc.ranks import expect_others, started_by_torchrun
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -26,6 +28,11 @@ def build_fabric(cfg: TrainConfig) -> "Fabric":
     several = devices * nodes > 1 or started_by_torchrun()
     if several:
         expect_others()
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of the processes to come: no stack traces
+    if nodes > 1 and not started_by_torchrun():
+        _check_meeting_point()
+    if os.environ.get("LOCAL_RANK", "0") != "0" and not started_by_torchrun():
+        end_with(os.getppid())
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its advice and its banners
     # Of a convolution with one input channel; a copy of a few numbers.
     warnings.filterwarnings("ignore", message="(?s)Grad strides do not match bucket view strides")
@@ -41,8 +48,15 @@ def build_fabric(cfg: TrainConfig) -> "Fabric":
     )
 
 
-def started_by_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
+def end_with(parent: int) -> None:
+    """Do not outlive the process that started this one, not even while waiting for it to connect."""
+
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def world_size(cfg: TrainConfig) -> int:
@@ -59,6 +73,18 @@ def _layout(cfg: TrainConfig) -> tuple[int, int]:
     if asked not in (1, world):
         raise InputError(f"torchrun started {world} processes, got train.devices × train.nodes = {asked}")
     return here, world // here
+
+
+def _check_meeting_point() -> None:
+    """Machines must know each other."""
+    if "SLURM_NTASKS" in os.environ:
+        return
+    missing = [name for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        rule = (
+            "train.nodes above 1 needs NODE_RANK, MASTER_ADDR and MASTER_PORT in each machine's environment"
+        )
+        raise InputError(f"{rule}, got no {', '.join(missing)}")
 
 
 def _check_present(kind: str, devices: int) -> None:

@@ -42,6 +42,8 @@ class Progress:
         if self.silent:
             return
         now = time.monotonic()
+        if self._marks and done < self._marks[-1][1]:
+            self._marks.clear()  # the work went back
         self._marks.append((now, done))
         if self._bar:
             self._bar.update(self._task, completed=done, status=status, left=self._left())

@@ -14,4 +14,9 @@ def expect_others() -> None:
 
 def is_leader() -> bool:
     """Whether this process is the one that writes and speaks."""
-    return not _several or all(os.environ.get(name, "0") == "0" for name in RANKS)
+    several = _several or started_by_torchrun()
+    return not several or all(os.environ.get(name, "0") == "0" for name in RANKS)
+
+
+def started_by_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ

@@ -48,7 +48,7 @@ def roll_back(learner: Learner, good: State, *, failed: int) -> dict[str, Any]:
         "to": learner.step,
         "rollbacks": rollbacks,
         "dropped": drop(learner, offending),
-        "capped": learner.capped,
+        "capped": learner.capped and not capped,
         "lowered": {name: pace[name] for name, yes in lowered.items() if yes},
     }
 
@@ -57,7 +57,7 @@ def describe(done: dict[str, Any], bound: float) -> str:
     """The same for people."""
     parts = [f"back to update {done['to']}", f"{done['dropped']} chains started anew"]
     parts += [f"sampled energies capped at {bound:g}"] if done["capped"] else []
-    parts += [f"{NAMES[name]} × {factor:g}" for name, factor in done["lowered"].items()]
+    parts += [f"{NAMES[name]} now × {factor:g}" for name, factor in done["lowered"].items()]
     return ", ".join(parts)
 
 

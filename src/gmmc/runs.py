@@ -138,7 +138,6 @@ class RunFolder:
             try:
                 return self._read_state(path, rank, processes), complaints
             except Damaged as error:
-                path.rename(path.with_suffix(".damaged"))
                 complaints.append(str(error))
         if complaints or any((self.path / RESUME).glob("*.damaged")) or self.metrics():
             lines = "; ".join([*complaints, f"no intact state is left in {self.path / RESUME}"])
@@ -167,9 +166,13 @@ class RunFolder:
         raise Damaged(f"{path} lacks the part of process {rank} of {info['processes']}")
 
     def _unpack_state(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, info, digest = unpack(path)
-        if f"-{digest[:16]}." not in path.name or not path.name.startswith(f"step-{info['step']:09d}-"):
-            raise Damaged(f"{path} was altered: its content does not match its name")
+        try:
+            tensors, info, digest = unpack(path)
+            if f"-{digest[:16]}." not in path.name or _moment(path) != f"step-{info['step']:09d}":
+                raise Damaged(f"{path} was altered: its content does not match its name")
+        except Damaged:
+            path.rename(path.with_suffix(".damaged"))
+            raise
         return tensors, info
 
     @staticmethod
@@ -292,6 +295,8 @@ def load(path: str | Path, device: str = "cpu") -> Classifier:
 def _no_model(path: Path) -> str:
     if not path.exists():
         return f"no run folder or model file {str(path)!r}"
+    if (path / LAST_GOOD).is_file():
+        return f"{path} diverged and has no finished model; its last good weights are {path / LAST_GOOD}"
     if (path / CONFIG).is_file():
         return f"{path} holds no finished model; run the same `gmmc train` command again to finish it"
     return f"{path} is not a run folder: it has no {MODEL}"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -42,7 +42,7 @@ def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifi
             return finished
         # What can be refused is refused while there is one of us.
         loaded = load_state(folder, data, fabric) if is_leader() else None
-        fabric.launch()
+        launch(fabric)
         if cfg.train.threads:
             torch.set_num_threads(cfg.train.threads)
         state = loaded or load_state(folder, data, fabric)  # the leader's look came first: all find the same
@@ -55,6 +55,18 @@ def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifi
             runs.save_model(folder.path / runs.MODEL, model)
         fabric.barrier()
     return model
+
+
+def launch(fabric: "Fabric") -> None:
+    """From here on there are several of us, if that was asked for."""
+    if fabric.world_size == 1:
+        fabric.launch()
+        return
+    if is_leader():
+        print(f"waiting for {fabric.world_size} processes to connect", file=sys.stderr)
+    # The wait is not Python's: only the system can interrupt it.
+    with signals({signal.SIGINT: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL}):
+        fabric.launch()
 
 
 def load_state(folder: RunFolder, data: Dataset, fabric: "Fabric") -> tuple[State | None, list[str]]:
@@ -88,6 +100,9 @@ class Session:
                 self.interrupt()
         if self.saved_step < plan.total:
             self.save()
+        chance = 1 / len(learner.data.class_names)
+        if self.accuracy < 1.5 * chance:
+            self.bar.say(f"this model is no better than chance ({self.accuracy:.1%} of the training images)")
 
     def begin(self, state: State | None, complaints: list[str]) -> None:
         """From the newest state, or from the first."""
@@ -108,6 +123,7 @@ class Session:
                 f"resuming {folder.path} at update {learner.step} of {self.plan.total}{moved(state, learner)}"
             )
         self.good = [learner.state()]  # at most two: the last good states
+        self.accuracy = 1.0  # on training images, in the last line
         self.saved_step = learner.step
         if not state:
             self.save()
@@ -125,6 +141,7 @@ class Session:
         if epoch_done and len(learner.data.valid) and is_leader():
             line["valid_accuracy"] = learner.validate(line)
         self.log(line)
+        self.accuracy = line["accuracy"]
         self.remember()
         if learner.step < self.plan.total:
             if due:
@@ -164,7 +181,13 @@ class Session:
         learner, guard = self.learner, self.cfg.guard
         diverged_at = learner.step
         self.log({**line, "event": "diverged", "reason": reason})
+        advice = "a smaller learning rate, a warm-up or train.clip"
+        if line["beta"] > 0:
+            advice = (
+                "objective.shape=cap, a smaller sampler.alpha, train.beta or learning rate, or more steps"
+            )
         learner.restore(self.good[-1])
+        learner.lines = self.good[-1].info["lines"]  # the same command tells the rest again
         if self.saved_step != learner.step:
             self.save()
         if is_leader():
@@ -173,8 +196,7 @@ class Session:
         after = f" after {guard.rollbacks} rollbacks" if guard.on else " (guard.on=false)"
         raise Diverged(
             f"training diverged at update {diverged_at}{after}: {reason}; the weights of update "
-            f"{learner.step} are in {self.folder.path / runs.LAST_GOOD}; in a new --out try objective.shape="
-            "huber, a smaller learning rate, sampler.alpha or train.beta, or more sampler.steps"
+            f"{learner.step} are in {self.folder.path / runs.LAST_GOOD}; in a new --out try {advice}"
         )
 
     def log(self, line: dict) -> None:
@@ -207,7 +229,9 @@ def moved(state: State, learner: Learner) -> str:
     if state.info["device"] != learner.device.type:
         parts.append(f", begun on {state.info['device']}")
     if state.info["processes"] != learner.fabric.world_size:
-        parts.append(f", with {learner.fabric.world_size} processes instead of {state.info['processes']}")
+        count = learner.fabric.world_size
+        noun = "process" if count == 1 else "processes"
+        parts.append(f", with {count} {noun} instead of {state.info['processes']}")
     return "".join(parts)
 
 
@@ -239,18 +263,25 @@ def check_same_data(fingerprint: str, data: Dataset, folder: RunFolder) -> None:
 def interruptible() -> Iterator[threading.Event]:
     """The first Ctrl-C or SIGTERM lets the update finish and the state be saved; the second is immediate."""
     stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
 
     def request(number, frame):
         stop.set()
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(signum, old[signum])
+        for signum, handler in old.items():
+            signal.signal(signum, handler)
 
-    old = {signum: signal.signal(signum, request) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with signals({signal.SIGINT: request, signal.SIGTERM: request}) as old:
         yield stop
+
+
+@contextmanager
+def signals(handlers: dict[signal.Signals, Any]) -> Iterator[dict[signal.Signals, Any]]:
+    """Other handlers for a while; gives the old ones. Only the main thread may change them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield {}
+        return
+    old = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+    try:
+        yield old
     finally:
         for signum, handler in old.items():
             signal.signal(signum, handler)
