@@ -12,7 +12,7 @@ from gmmc import health, rollback, runs
 from gmmc.errors import Diverged, InputError, Interrupted
 from gmmc.learner import Learner
 from gmmc.progress import Progress
-from gmmc.train import Session, train
+from gmmc.train import Loop, train
 
 # Tiny settings that diverge within a few updates, and stay finite.
 WILD = {
@@ -225,12 +225,12 @@ class TestRollingBack:
         learner = make_learner(cfg, tiny_data())
         folder = runs.RunFolder(tmp_path / "run")
         with folder.opened_for(cfg), Progress("", 1) as bar:
-            session = Session(learner, folder, bar, threading.Event())
-            session.begin(None, [])
+            loop = Loop(learner, folder, bar, threading.Event())
+            loop.begin(None, [])
             for _ in range(12):
                 learner.update()
-            session.save()
-            session.recover({"step": 12}, "trouble")
+            loop.save()
+            loop.recover({"step": 12}, "trouble")
             state, _ = folder.load_state()
         assert state.step == 0
         assert state.info["rollbacks"] == 1
@@ -309,14 +309,14 @@ def test_an_interrupt_does_not_save_a_diverged_state(tmp_path, data):
     folder = runs.RunFolder(tmp_path / "run")
     stop = threading.Event()
     with folder.opened_for(learner.cfg), Progress("", 1) as bar:
-        session = Session(learner, folder, bar, stop)
-        session.begin(None, [])
+        loop = Loop(learner, folder, bar, stop)
+        loop.begin(None, [])
         with torch.no_grad():
             for parameter in learner.model.parameters():
                 parameter.mul_(1e6)
         learner.update()
         with pytest.raises(Interrupted):
-            session.interrupt()
+            loop.interrupt()
         assert folder.load_state()[0].step == 0
 
 

@@ -1,5 +1,6 @@
 """Heads: features → energies and logits. One signature: (classes, dim, scale, priors)."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from gmmc import core
 
 
-class Head(nn.Module):
+class Head(nn.Module, ABC):
     """Unit energies of every class; γ² and the class priors are estimates, stored beside them."""
 
     means: Any  # μ as a tensor or parameter, None where there are no means
@@ -22,16 +23,17 @@ class Head(nn.Module):
         self.register_buffer("priors", uniform if priors is None else priors.float())
         self.register_buffer("gamma2", torch.ones(()))
 
+    @abstractmethod
     def unit_energies(self, features: Tensor) -> Tensor:
         """(B, d) → (B, C): what training descends; γ² has no part in it."""
-        raise NotImplementedError
 
     def unit_energy(self, features: Tensor, labels: Tensor) -> Tensor:
         """(B,): the energy of each image with its label."""
         return self.unit_energies(features).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
+    @abstractmethod
     def logits_at(self, features: Tensor, gamma2: Tensor | float) -> Tensor:
-        raise NotImplementedError
+        """(B, d) → (B, C), the energies negated and divided by γ²."""
 
     def forward(self, features: Tensor) -> Tensor:
         return self.logits_at(features, self.gamma2)

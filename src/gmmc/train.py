@@ -49,7 +49,7 @@ def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifi
         learner = Learner(cfg, data, fabric)
         total = learner.plan.work(learner.plan.total)
         with Progress("training", total, silent=not is_leader()) as bar, interruptible() as stop:
-            Session(learner, folder, bar, stop).run(state)
+            Loop(learner, folder, bar, stop).run(state)
         model = learner.finish()
         if is_leader():
             runs.save_model(folder.path / runs.MODEL, model)
@@ -79,7 +79,7 @@ def load_state(folder: RunFolder, data: Dataset, fabric: "Fabric") -> tuple[Stat
     return state, complaints
 
 
-class Session:
+class Loop:
     """Updates, one after the other, with all that must happen between them: log, guard, save, stop."""
 
     def __init__(self, learner: Learner, folder: RunFolder, bar: Progress, stop: threading.Event):
