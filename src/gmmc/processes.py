@@ -31,7 +31,7 @@ def build_fabric(cfg: TrainConfig) -> "Fabric":
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of the processes to come: no stack traces
     if nodes > 1 and not started_by_torchrun():
         _check_meeting_point()
-    if os.environ.get("LOCAL_RANK", "0") != "0" and not started_by_torchrun():
+    if several and os.environ.get("LOCAL_RANK", "0") != "0" and not started_by_torchrun():
         end_with(os.getppid())
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its advice and its banners
     # Of a convolution with one input channel; a copy of a few numbers.
