@@ -31,8 +31,9 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
             rule = f"must be at most the {phase.epochs * updates} updates of the phase"
             raise InputError(f"{name}.warmup {rule}, got {phase.warmup}")
     with torch.device("meta"):  # a network that cannot be built is refused before anything is written
-        priors = Classifier(cfg, data.shape, data.class_names).head.priors
+        Classifier(cfg, data.shape, data.class_names)
     if cfg.samples and cfg.buffer.labels == "batch":
-        empirical = data.class_counts / len(data.train)
-        priors = empirical if cfg.model.priors == "empirical" else torch.full_like(empirical, 1 / len(priors))
+        classes = len(data.class_names)
+        uniform = torch.full((classes,), 1 / classes)
+        priors = data.class_counts / len(data.train) if cfg.model.priors == "empirical" else uniform
         check_quotas(cfg.buffer.size // processes, batch_size // processes, priors)
