@@ -11,7 +11,7 @@ SOURCE = Path(gmmc.__file__).parent
 
 # Lowest first; a module may import from its own layer's packages and from layers above it in this list.
 LAYERS = [
-    {"errors", "progress", "provenance", "randomness", "ranks", "packing"},
+    {"errors", "progress", "provenance", "randomness", "ranks", "packing", "records"},
     {"core", "config", "pixels"},
     {"backbones", "data", "heads", "sampling", "schedule", "pictures"},
     {"starts", "buffer", "health"},
@@ -21,7 +21,7 @@ LAYERS = [
     {"learner", "evaluations"},
     {"rollback"},
     {"train"},
-    {"commands"},
+    {"report", "commands"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

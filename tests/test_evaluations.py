@@ -23,7 +23,7 @@ class TestEveryEvaluation:
         result = EVALUATIONS[name](make_model(), tiny_data(), SMALL)
         assert isinstance(result, Result)
         entry = json.loads(json.dumps(result.entry(), allow_nan=False))
-        assert entry.keys() == {"values", "curves", "files", "flags", "conditions"}
+        assert entry.keys() == {"values", "intervals", "curves", "files", "flags", "conditions"}
         assert entry["values"]
         assert {"precision", "hardware", "torch", "gmmc", "commit"} < entry["conditions"].keys()
 

@@ -17,19 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gmmc import __version__, config
+from gmmc import __version__, config, records
 from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.models import Classifier, pick_device
 from gmmc.packing import Damaged, pack, unpack, write_atomic
+from gmmc.records import CONFIG, METRICS, RESULTS
 
-CONFIG, METRICS, MODEL, RESULTS, RESUME = (
-    "config.toml",
-    "metrics.jsonl",
-    "model.safetensors",
-    "results.json",
-    "resume",
-)
+MODEL, RESUME = "model.safetensors", "resume"
 LAST_GOOD = "last-good.safetensors"  # the model of a training that the guard gave up
 STATES_KEPT = 2
 
@@ -194,19 +189,7 @@ class RunFolder:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line cut short by a kill is left out."""
-        path = self.path / METRICS
-        if not path.exists():
-            return []
-        whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
-        lines = []
-        for number, text in enumerate(whole, 1):
-            try:
-                line = json.loads(text)
-                int(line["step"])
-            except (ValueError, TypeError, KeyError):
-                raise InputError(f"{path} is damaged in line {number}; remove that line") from None
-            lines.append(line)
-        return lines
+        return records.read_metrics(self.path)
 
     def rewind_metrics(self, count: int) -> int:
         """Forget what was logged after the state that training goes on from; the number of lines left.
@@ -220,16 +203,7 @@ class RunFolder:
     # results
 
     def results(self) -> dict[str, Any]:
-        path = self.path / RESULTS
-        if not path.exists():
-            return {}
-        try:
-            results = json.loads(path.read_bytes())
-            if not isinstance(results, dict):
-                raise ValueError("it holds no object")
-        except ValueError as error:
-            raise InputError(f"{path} is damaged: {error}; delete it and evaluate again") from None
-        return results
+        return records.read_results(self.path)
 
     def save_results(self, results: dict[str, Any]) -> None:
         text = json.dumps({**self.results(), **results}, indent=2, ensure_ascii=False, allow_nan=False)

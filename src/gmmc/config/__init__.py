@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gmmc.config.sections import (
+    AbstainConfig,
     AugmentConfig,
     BufferConfig,
     DataConfig,
@@ -43,6 +44,7 @@ class Config:
     buffer: BufferConfig = field(default_factory=BufferConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
     sample: SampleConfig = field(default_factory=SampleConfig)
+    abstain: AbstainConfig = field(default_factory=AbstainConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
 
     def __post_init__(self):

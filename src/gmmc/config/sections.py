@@ -69,7 +69,11 @@ def _check_range(value: float, f: dataclasses.Field) -> None:
 
 @dataclass(frozen=True)
 class DataConfig(Section):
-    name: str = "digits"
+    name: str = "digits"  # a named set, or a folder of images or parquet files
+    # Where named sets are looked for before they are downloaded; "": $GMMC_DATA.
+    root: str = field(default="", metadata=PLACE)
+    size: int = _number(0, at_least=0, at_most=4096)  # crop to squares and resize; 0: all must be alike
+    label: str = ""  # column of the labels in parquet files; "": found by its name
     valid: float = _number(0.1, at_least=0, at_most=0.9)  # share of the training images held out
 
 
@@ -188,6 +192,16 @@ class SampleConfig(Section):
 
 
 @dataclass(frozen=True)
+class AbstainConfig(Section):
+    """When a finished model says that it has not seen the like of an image. Fitted on validation images."""
+
+    score: Literal["log_density", "max_posterior", "gradient_norm"] = "log_density"
+    tpr: float = _number(0.95, above=0, at_most=0.9999)  # share of images like the training images to accept
+
+
+@dataclass(frozen=True)
 class EvaluateConfig(Section):
     samples: int = _number(1000, at_least=1, at_most=10_000_000)  # fresh chains, equally many per class
     seed: int = _number(0, at_least=0, at_most=2**63 - 1)  # of the first chain
+    ood: tuple[str, ...] = ("noise", "constant", "interp")  # see data/outside.py; a named set or a folder too
+    latent: int = _number(2000, at_least=10, at_most=100_000)  # test images on the map of features

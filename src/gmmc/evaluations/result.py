@@ -14,11 +14,15 @@ from gmmc.models import Classifier
 
 @dataclass(frozen=True)
 class Result:
-    """`values` are single numbers (proportions: fractions of 1), `curves` lists, `flags` doubts in words."""
+    """`values` are single numbers (proportions: fractions of 1), `curves` lists, `flags` doubts in words.
+
+    A value that belongs to a table is named by its place, row/column: "svhn/log_density/paper/auroc".
+    """
 
     values: dict[str, float]
     conditions: dict[str, Any]
-    curves: dict[str, list[float | None]] = field(default_factory=dict)
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)  # 95%, by the name of the value
+    curves: dict[str, Any] = field(default_factory=dict)
     pictures: dict[str, Image] = field(default_factory=dict)  # path in the run folder → picture
     flags: list[str] = field(default_factory=list)
 
@@ -26,6 +30,7 @@ class Result:
         """As results.json keeps it."""
         return {
             "values": self.values,
+            "intervals": self.intervals,
             "curves": self.curves,
             "files": sorted(self.pictures),
             "flags": self.flags,

@@ -1,0 +1,40 @@
+"""What a run folder tells without its weights: reading it needs no torch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gmmc.errors import InputError
+
+CONFIG, METRICS, RESULTS, REPORT = "config.toml", "metrics.jsonl", "results.json", "report.html"
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a last line cut short by a kill, or still being written, is left out."""
+    path = run / METRICS
+    if not path.exists():
+        return []
+    whole = path.read_bytes().rpartition(b"\n")[0].splitlines()
+    lines = []
+    for number, text in enumerate(whole, 1):
+        try:
+            line = json.loads(text)
+            int(line["step"])
+        except (ValueError, TypeError, KeyError):
+            raise InputError(f"{path} is damaged in line {number}; remove that line") from None
+        lines.append(line)
+    return lines
+
+
+def read_results(run: Path) -> dict[str, Any]:
+    """The entries of results.json by the name of the evaluation."""
+    path = run / RESULTS
+    if not path.exists():
+        return {}
+    try:
+        results = json.loads(path.read_bytes())
+        if not isinstance(results, dict):
+            raise ValueError("it holds no object")
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: {error}; delete it and evaluate again") from None
+    return results
