@@ -1,22 +1,45 @@
-"""Where images come from: `load(cfg.data, seed)` gives the three splits of a named set."""
+"""Where images come from: `load(cfg.data, seed)` gives the three splits of a named set or of a folder."""
 
+import functools
 from collections.abc import Callable
+from pathlib import Path
 
 from gmmc.config import DataConfig
+from gmmc.data import named, stored
+from gmmc.data.arrays import from_arrays
 from gmmc.data.digits import digits
-from gmmc.data.splits import Dataset, LabelledImages, hold_out
+from gmmc.data.outside import outside
+from gmmc.data.speaking import say
+from gmmc.data.splits import Dataset, LabelledImages, Parts, hold_out
 from gmmc.errors import InputError
 
-SOURCES: dict[str, Callable[[], tuple[LabelledImages, LabelledImages, tuple[str, ...]]]] = {"digits": digits}
+SOURCES: dict[str, Callable[[DataConfig], Parts]] = {
+    "digits": digits,
+    **{name: functools.partial(named.load, name) for name in named.NAMED},
+}
 
 
 def load(cfg: DataConfig, seed: int) -> Dataset:
     """Train, validation and test images. The seed moves the validation split only, never the test images."""
-    if cfg.name not in SOURCES:
-        raise InputError(f"data.name must be one of {', '.join(SOURCES)}, got {cfg.name!r}")
-    train, test, class_names = SOURCES[cfg.name]()
-    train, valid = hold_out(train, cfg.valid, seed)
-    return Dataset(train, valid, test, class_names)
+    parts = _parts(cfg)
+    train, valid = parts.train, parts.valid
+    if valid is None:
+        train, valid = hold_out(train, cfg.valid, seed)
+    for note in parts.notes:
+        say(note)
+    return Dataset(train, valid, parts.test, parts.class_names, parts.name, cfg.root, parts.notes)
 
 
-__all__ = ["Dataset", "LabelledImages", "hold_out", "load"]
+def _parts(cfg: DataConfig) -> Parts:
+    if cfg.name in SOURCES:
+        return SOURCES[cfg.name](cfg)
+    path = Path(cfg.name).expanduser()
+    if cfg.name and path.exists():
+        return stored.load(path, cfg)
+    known = ", ".join(SOURCES)
+    raise InputError(
+        f"data.name must be one of {known}, or a folder of images or parquet files, got {cfg.name!r}"
+    )
+
+
+__all__ = ["SOURCES", "Dataset", "LabelledImages", "from_arrays", "hold_out", "load", "outside"]

@@ -2,17 +2,21 @@
 
 import torch
 
-from gmmc.data.splits import LabelledImages, hold_out
+from gmmc.config import DataConfig
+from gmmc.data.reading import fitted
+from gmmc.data.splits import LabelledImages, Parts, hold_out_test
+from gmmc.errors import InputError
 
-TEST_SHARE = 0.2
-TEST_SEED = 0  # fixed: the test images are the same for every run
 
-
-def digits() -> tuple[LabelledImages, LabelledImages, tuple[str, ...]]:
+def digits(cfg: DataConfig) -> Parts:
     from sklearn.datasets import load_digits
 
+    if cfg.label:
+        raise InputError(f"data.label is for parquet files, got {cfg.label!r} with digits")
     pixels, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(pixels).reshape(-1, 1, 8, 8) * (255 / 16)  # the file has grey levels 0..16
-    data = LabelledImages(images.round().to(torch.uint8), torch.from_numpy(labels).long())
-    train, test = hold_out(data, TEST_SHARE, TEST_SEED)
-    return train, test, tuple(str(digit) for digit in range(10))
+    images = images.round().to(torch.uint8)
+    if cfg.size:
+        images = fitted(images, (1, cfg.size, cfg.size))
+    train, test = hold_out_test(LabelledImages(images, torch.from_numpy(labels).long()))
+    return Parts("digits", train, test, tuple(str(digit) for digit in range(10)))

@@ -11,6 +11,9 @@ from gmmc.errors import InputError
 from gmmc.pixels import Shape
 from gmmc.randomness import generator
 
+TEST_SHARE = 0.2
+TEST_SEED = 0  # fixed: the test images are the same for every run
+
 
 @dataclass(frozen=True)
 class LabelledImages:
@@ -39,6 +42,18 @@ class LabelledImages:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """What a source gives: a data set before its validation images are held out."""
+
+    name: str
+    train: LabelledImages
+    test: LabelledImages
+    class_names: tuple[str, ...]
+    valid: LabelledImages | None = None  # None: the source has none of its own
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Dataset:
     """Train on `train`, choose on `valid`, report on `test`."""
 
@@ -46,10 +61,20 @@ class Dataset:
     valid: LabelledImages
     test: LabelledImages
     class_names: tuple[str, ...]
+    name: str = "arrays"
+    root: str = ""  # where further named sets are looked for
+    notes: tuple[str, ...] = ()  # what was done to the images when they were read
 
     def __post_init__(self):
         object.__setattr__(self, "class_names", tuple(self.class_names))
         count = len(self.class_names)
+        if count < 2:
+            raise InputError(
+                f"class_names must name at least two classes, got {', '.join(self.class_names)!r}"
+            )
+        if len(set(self.class_names)) < count:
+            twice = next(name for name in self.class_names if self.class_names.count(name) > 1)
+            raise InputError(f"class_names must differ, got {twice!r} twice")
         if len(self.train) == 0:
             raise InputError("the training data must hold at least one image, got none")
         for name in ("train", "valid", "test"):
@@ -94,3 +119,8 @@ def hold_out(data: LabelledImages, share: float, seed: int) -> tuple[LabelledIma
     if count:
         held[by_class[(torch.arange(count) * len(data)) // count]] = True
     return data[~held], data[held]
+
+
+def hold_out_test(data: LabelledImages) -> tuple[LabelledImages, LabelledImages]:
+    """(the rest, the test images) of a source that does not say which are its test images."""
+    return hold_out(data, TEST_SHARE, TEST_SEED)

@@ -1,0 +1,120 @@
+"""One encoded image → 8-bit grey or RGB.
+
+What can be converted without a choice is converted and reported; anything else is refused by name.
+"""
+
+import contextlib
+import io
+import struct
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
+
+from gmmc.errors import InputError
+
+Conversion = tuple[str, str]  # what an image was, and what was done to it
+
+UPRIGHT: Conversion = ("rotated", "turned upright (EXIF)")
+FIRST_FRAME: Conversion = ("animated", "cut to the first frame")
+NO_ALPHA: Conversion = ("opaque", "taken without the alpha channel")
+HIGH_BITS: Conversion = ("16-bit grey", "cut to the 8 high bits")
+TO_GREY, TO_RGB = "converted to grey", "converted to RGB"
+
+PLAIN = {"L": "L", "1": "L", "LA": "L"} | dict.fromkeys(("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr"), "RGB")
+CONVERSIONS: dict[str, Conversion] = {
+    "1": ("1-bit", TO_GREY),
+    "P": ("palette", TO_RGB),
+    "PA": ("palette", TO_RGB),
+    "CMYK": ("CMYK", TO_RGB),
+    "YCbCr": ("YCbCr", TO_RGB),
+}
+SIXTEEN_BITS = "I;16"
+TIFF_BITS = 258  # the tag BitsPerSample
+
+
+@contextlib.contextmanager
+def pillow_rules() -> Iterator[None]:
+    """Around all decoding: a picture too large to be meant is an error, and Pillow's other doubts are quiet.
+
+    The filters belong to the whole process, so this is entered once and not in each thread.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
+
+
+def decode(source: Path | bytes, where: str) -> tuple[Image.Image, tuple[Conversion, ...]]:
+    """(an upright image of the mode L or RGB, what was done to get it). Errors name it by `where`."""
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            mode = _true_mode(image)
+            animated = bool(getattr(image, "is_animated", False))
+            turned = _is_turned(image)
+            upright = ImageOps.exif_transpose(image) if turned else image
+            if mode == SIXTEEN_BITS:
+                picture, conversions = _high_bits(upright, where)
+            else:
+                picture, conversions = _eight_bits(upright, mode, where)
+    except InputError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"no image file {where!r}") from None
+    except UnidentifiedImageError:
+        raise InputError(f"cannot read {where} as an image: it has no known format") from None
+    except Exception as error:  # from damaged bytes the decoders raise almost anything
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"cannot read {where} as an image: {reason}") from None
+    return picture, (FIRST_FRAME,) * animated + (UPRIGHT,) * turned + conversions
+
+
+def fit(image: Image.Image, height: int, width: int) -> Image.Image:
+    """The largest part around the centre with these proportions, resized without aliasing."""
+    return image if image.size == (width, height) else ImageOps.fit(image, (width, height))
+
+
+def _true_mode(image: Image.Image) -> str:
+    """Pillow's mode, but one name for 16 bits, and none for fewer bits that are stored in 16."""
+    if image.mode == "I" and image.format in ("PNG", "PPM"):  # 16 bits at most
+        return SIXTEEN_BITS
+    if not image.mode.startswith("I;16"):
+        return image.mode
+    bits = image.tag_v2.get(TIFF_BITS, (1,)) if isinstance(image, TiffImageFile) else (16,)
+    return SIXTEEN_BITS if bits == (16,) else f"grey of {bits[0]} bits"
+
+
+def _is_turned(image: Image.Image) -> bool:
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+    except (SyntaxError, ValueError, TypeError, KeyError, struct.error):
+        return False  # unreadable EXIF data say nothing; the pixels are judged on their own
+
+
+def _high_bits(image: Image.Image, where: str) -> tuple[Image.Image, tuple[Conversion, ...]]:
+    """16 bits → the 8 high ones. Pillow's own conversion would clip at 255 instead."""
+    values = np.asarray(image)
+    if "transparency" in image.info and (values == image.info["transparency"]).any():
+        raise _transparent(where)
+    return Image.fromarray((values >> 8).astype(np.uint8)), (HIGH_BITS,)
+
+
+def _eight_bits(image: Image.Image, mode: str, where: str) -> tuple[Image.Image, tuple[Conversion, ...]]:
+    if mode not in PLAIN:
+        raise InputError(f"{where} must be grey or RGB, got the mode {mode}; save it as 8-bit grey or RGB")
+    conversions = (CONVERSIONS[mode],) if mode in CONVERSIONS else ()
+    image.load()
+    if image.has_transparency_data:
+        # By way of the full alpha channel: a palette or a single colour may be what is transparent.
+        image = image.convert("LA" if PLAIN[mode] == "L" else "RGBA")
+        if image.getchannel("A").getextrema() != (255, 255):
+            raise _transparent(where)
+        conversions += (NO_ALPHA,)
+    return image if image.mode == PLAIN[mode] else image.convert(PLAIN[mode]), conversions
+
+
+def _transparent(where: str) -> InputError:
+    return InputError(f"{where} must be opaque, got transparent pixels; flatten it onto a background first")

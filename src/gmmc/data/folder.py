@@ -1,0 +1,77 @@
+"""Images in files, one sub-folder per class."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from gmmc.data.layout import SPLITS, WHOLE, Found, SplitFiles, listed
+from gmmc.data.reading import BATCH, Encoded, Reading, Wanted, read_all
+from gmmc.errors import InputError
+
+SUFFIXES = {".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif"}
+SUFFIXES |= {".tiff", ".webp"}
+
+
+def find(root: Path, paths: Sequence[Path], *, labelled: bool) -> Found:
+    """The splits of the image files below `root`. Not `labelled`: the images need no class folders."""
+    images = [path for path in paths if path.suffix.lower() in SUFFIXES]
+    others = sorted({path.suffix.lower() or path.name for path in paths} - SUFFIXES)
+    notes = [f"not read: {len(paths) - len(images)} files ({listed(others)})"] if others else []
+    splits = {}
+    for folder in _split_folders(root) or [root]:
+        split = SPLITS[folder.name.lower()] if folder != root else WHOLE
+        if split in splits:
+            raise InputError(
+                f"{root} must have one {split} folder, got {splits[split].root.name}, {folder.name}"
+            )
+        inside = [path for path in images if path.is_relative_to(folder)]
+        if labelled:
+            inside = _in_class_folders(folder, inside)
+        if inside:
+            splits[split] = SplitFiles(folder, tuple(inside))
+    unused = len(images) - sum(len(files.paths) for files in splits.values())
+    if unused:
+        notes.append(
+            f"not used: {unused} images outside of the folders of {'classes' if labelled else 'splits'}"
+        )
+    return Found(splits, tuple(notes))
+
+
+def read(files: SplitFiles, wanted: Wanted, title: str) -> Reading:
+    def batches() -> Iterator[list[Encoded]]:
+        for start in range(0, len(files.paths), BATCH):
+            yield [(path, str(path)) for path in files.paths[start : start + BATCH]]
+
+    reading = read_all(batches(), len(files.paths), wanted, title)
+    if wanted.label is None:
+        return reading
+    classes = [path.relative_to(files.root).parts[0] for path in files.paths]
+    names = sorted(set(classes))
+    position = {name: i for i, name in enumerate(names)}
+    return replace(reading, labels=torch.tensor([position[name] for name in classes]), classes=tuple(names))
+
+
+def _split_folders(root: Path) -> list[Path]:
+    """Sub-folders that are splits. Beside other folders, one called `train` may well be a class."""
+    folders = _folders(root)
+    called = [folder for folder in folders if folder.name.lower() in SPLITS]
+    if len(called) == len(folders) or any(_folders(folder) for folder in called):
+        return called
+    return []
+
+
+def _in_class_folders(folder: Path, images: Sequence[Path]) -> list[Path]:
+    classes = _folders(folder)
+    if not classes:
+        raise InputError(f"{folder} must hold one sub-folder of images per class, got no sub-folders")
+    filled = {path.relative_to(folder).parts[0] for path in images}
+    for name in classes:
+        if name.name not in filled:
+            raise InputError(f"every class folder must hold images, got none in {name}; fill or remove it")
+    return [path for path in images if path.parent != folder]
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))

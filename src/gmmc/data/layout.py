@@ -1,0 +1,50 @@
+"""Which files of a folder belong to which split."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# How folders and files may call a split.
+SPLITS = {
+    "train": "train",
+    "test": "test",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+}
+WHOLE = ""  # the only split of a source that does not tell any apart
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """The files of one split, in order, and the folder that their names are relative to."""
+
+    root: Path
+    paths: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The splits of a source by name, and what there is to say about its files."""
+
+    splits: dict[str, SplitFiles]
+    notes: tuple[str, ...] = ()
+
+
+def visible_files(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """All files below a folder in the order of their names, hidden ones left out. Links are followed."""
+    above |= {os.path.realpath(folder)}
+    with os.scandir(folder) as entries:
+        visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda e: e.name)
+    for entry in visible:
+        path = folder / entry.name
+        if not entry.is_dir():
+            yield path
+        elif os.path.realpath(path) not in above:  # a link to a folder above it would never end
+            yield from visible_files(path, above)
+
+
+def listed(names: list[str], most: int = 5) -> str:
+    """'a, b, c' or 'a, b, … (12)'."""
+    return ", ".join(names) if len(names) <= most else f"{', '.join(names[:most])}, … ({len(names)})"

@@ -1,0 +1,130 @@
+"""Many encoded images → one tensor: decoded by several threads, counted, all of one size."""
+
+import functools
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from gmmc.data.decode import Conversion, decode, fit, pillow_rules
+from gmmc.data.speaking import progress
+from gmmc.errors import InputError
+from gmmc.pixels import Shape
+
+BATCH = 128  # encoded images in memory at once
+TASK = 8  # images that a thread takes at a time: one by one, handing over costs as much as a small image
+
+Encoded = tuple[Path | bytes, str]  # a file or its bytes, and how to call it in an error
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How the images of a split are to be read."""
+
+    height: int = 0  # crop and resize to height × width; 0: all must be alike
+    width: int = 0
+    channels: int = 0  # 1 or 3; 0: 1 if all images are grey, otherwise 3
+    label: str | None = ""  # column of the labels; "": found by its name; None: no labels
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One split as it was read. `labels` are positions in `classes`, both empty without labels."""
+
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str | int, ...]
+    named: bool = False  # the file names all classes; otherwise they are those that occur
+    conversions: Counter[Conversion] = field(default_factory=Counter)
+    grey: int = 0  # images that are grey by themselves
+
+
+class Stack:
+    """Images of one size, put in one by one. It is grey until the first one in colour."""
+
+    def __init__(self, count: int):
+        self.count = count
+        self.done = 0
+        self.grey = 0
+        self._first = ""
+        self._images: np.ndarray = np.empty(0, np.uint8)
+
+    def add(self, pixels: np.ndarray, where: str) -> None:
+        """Take (height, width) of grey or (height, width, 3) of colour."""
+        if self.done == 0:
+            self._first = where
+            self._images = np.empty((self.count, 1, *pixels.shape[:2]), np.uint8)
+        if pixels.shape[:2] != self._images.shape[2:]:
+            height, width = self._images.shape[2], self._images.shape[3]
+            raise InputError(
+                f"all images must have one size, got {pixels.shape[1]}×{pixels.shape[0]} in {where} and "
+                f"{width}×{height} in {self._first}; data.size={min(height, width)} crops and resizes them"
+            )
+        if pixels.ndim == 2:
+            self.grey += 1
+            self._images[self.done] = pixels
+        else:
+            if self._images.shape[1] == 1:
+                self._images = in_colour(self._images, self.done)
+            self._images[self.done] = pixels.transpose(2, 0, 1)
+        self.done += 1
+
+    def tensor(self) -> Tensor:
+        return torch.from_numpy(self._images)
+
+
+def in_colour(images: np.ndarray, filled: int) -> np.ndarray:
+    """Three channels in place of one, where the stack is filled."""
+    wider = np.empty((len(images), 3, *images.shape[2:]), np.uint8)
+    wider[:filled] = images[:filled]
+    return wider
+
+
+def read_all(batches: Iterable[Sequence[Encoded]], count: int, wanted: Wanted, title: str) -> Reading:
+    """Decode `count` images that come in batches. The first one that cannot be read is named."""
+    stack = Stack(count)
+    tally: Counter[Conversion] = Counter()
+    workers = min(16, os.cpu_count() or 1)
+    with pillow_rules(), ThreadPoolExecutor(workers) as pool, progress(title, count) as bar:
+        for batch in batches:
+            tasks = [batch[start : start + TASK] for start in range(0, len(batch), TASK)]
+            for decoded in pool.map(functools.partial(_decode_some, wanted=wanted), tasks):
+                for pixels, conversions, where in decoded:
+                    stack.add(pixels, where)
+                    tally.update(conversions)
+                bar.update(stack.done)
+    return Reading(stack.tensor(), torch.empty(0, dtype=torch.int64), (), False, tally, stack.grey)
+
+
+def _decode_some(
+    some: Sequence[Encoded], wanted: Wanted
+) -> list[tuple[np.ndarray, tuple[Conversion, ...], str]]:
+    decoded = []
+    for source, where in some:
+        image, conversions = decode(source, where)
+        if wanted.channels:
+            image = image.convert("L" if wanted.channels == 1 else "RGB")
+        if wanted.height:
+            image = fit(image, wanted.height, wanted.width)
+        decoded.append((np.asarray(image), conversions, where))
+    return decoded
+
+
+def fitted(images: Tensor, shape: Shape) -> Tensor:
+    """uint8 images in another shape, cropped, resized and converted as files of them would be."""
+    channels, height, width = shape
+    if tuple(images.shape[1:]) == shape:
+        return images
+    fits = torch.empty(len(images), *shape, dtype=torch.uint8)
+    for i, image in enumerate(images):
+        picture = Image.fromarray((image[0] if len(image) == 1 else image.permute(1, 2, 0)).numpy())
+        picture = fit(picture.convert("L" if channels == 1 else "RGB"), height, width)
+        fits[i] = torch.from_numpy(np.array(picture).reshape(height, width, channels)).permute(2, 0, 1)
+    return fits
