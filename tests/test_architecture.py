@@ -11,10 +11,11 @@ SOURCE = Path(gmmc.__file__).parent
 
 # Lowest first; a module may import from its own layer's packages and from layers above it in this list.
 LAYERS = [
-    {"errors", "progress", "provenance", "randomness", "ranks", "packing", "records"},
+    {"errors", "progress", "provenance", "randomness", "ranks", "packing", "printing", "records"},
     {"core", "config", "pixels"},
     {"backbones", "data", "heads", "sampling", "schedule", "pictures"},
-    {"starts", "buffer", "health"},
+    {"starts", "buffer", "health", "scores"},
+    {"abstention"},
     {"models"},
     {"runs", "processes", "averaging", "checks"},
     {"objectives"},

@@ -5,12 +5,16 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from conftest import tiny_config, tiny_data
 from gmmc import __version__, cli
+from gmmc.data import Dataset
+from gmmc.train import train
 
-COMMANDS = ["train", "evaluate", "sample", "predict"]
+COMMANDS = ["train", "evaluate", "report", "sample", "predict"]
 
 
 def gmmc(*arguments, capsys):
@@ -53,6 +57,10 @@ def test_train_evaluate_sample_predict(tmp_path, capsys):
     assert status == 0
     assert "top1" in told
     assert "svc_agreement" in told
+    assert "inverted  log_density    fitted" in told
+    status, told, _ = gmmc("report", out, capsys=capsys)
+    assert (status, told) == (0, f"{out / 'report.html'}\n")
+    assert (out / "report.html").stat().st_size > 10_000
     status, told, _ = gmmc(
         "sample", out, "-n", 3, "--label", 7, "--seed", 5, "--out", tmp_path / "s", capsys=capsys
     )
@@ -95,8 +103,37 @@ def test_predictions_as_json_are_the_model_s(run, tmp_path, capsys):
         pixels = package.data.files.read_image(path, model.shape)[None]
         assert answer["image"] == str(path)
         assert answer["class"] == model.class_names[model.predict(pixels).item()]
-        assert answer["confidence"] == pytest.approx(model.predict_proba(pixels).max().item(), rel=1e-5)
-        assert answer["log_density"] == pytest.approx(model.log_density(pixels).item(), rel=1e-5)
+        expected = model.answer(pixels)
+        assert answer["confidence"] == pytest.approx(expected.confidence.item(), rel=1e-5)
+        assert answer["in_distribution"] == expected.accepted.item()
+        assert answer["score"] == "log_density"
+        assert answer["value"] == pytest.approx(expected.values.item(), rel=1e-5)
+        assert answer["threshold"] == expected.threshold
+        assert answer["percentile"] == expected.percentile.item()
+
+
+def test_an_image_like_no_other_is_not_named(run, tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / "noise.png")
+    # Of images like the training images hardly one is accepted, so this one is not either.
+    status, out, _ = gmmc("predict", run, tmp_path / "noise.png", "--tpr", 0.001, capsys=capsys)
+    assert status == 0
+    assert "not like the training images (nearest: " in out
+    assert "accepted from" in out
+    for score in ("max_posterior", "gradient_norm"):
+        _, out, _ = gmmc("predict", run, tmp_path / "noise.png", "--score", score, capsys=capsys)
+        assert score.replace("_", " ") in out
+
+
+def test_a_model_without_validation_images_answers_without_abstaining(tmp_path, capsys):
+    data = tiny_data()
+    train(tiny_config(), tmp_path / "run", Dataset(data.train, data.valid[:0], data.test, data.class_names))
+    Image.new("L", (8, 8)).save(tmp_path / "black.png")
+    status, out, _ = gmmc("predict", tmp_path / "run", tmp_path / "black.png", "--json", capsys=capsys)
+    assert status == 0
+    assert json.loads(out)["in_distribution"] is None
+    status, out, _ = gmmc("predict", tmp_path / "run", tmp_path / "black.png", capsys=capsys)
+    assert out.splitlines()[0].split() == ["image", "answer", "confidence"]
 
 
 @pytest.fixture
@@ -114,7 +151,11 @@ def pictures(tmp_path):
         (["train", "digits", "train.batch_size=-3"], "train.batch_size must be at least 1, got -3"),
         (["train", "digits", "generative.lr=fast"], "generative.lr must be a number, got 'fast'"),
         (["train", "digits", "model.dim=5"], "10 equiangular means need dim >= 9, got dim=5"),
-        (["train", "digits", "data.name=cats"], "data.name must be one of digits, got 'cats'"),
+        (["train", "digits", "data.name=cats"], "data.name must be one of digits"),
+        (["evaluate", "{run}", "ood", "--ood", "cats"], "cats"),
+        (["report", "nowhere"], "nowhere"),
+        (["predict", "{run}", "{dir}/good.png", "--tpr", "2"], "tpr must lie between 0 and 1, got 2"),
+        (["predict", "{run}", "{dir}/good.png", "--score", "beauty"], "score must be one of log_density"),
         (["train", "nowhere.toml"], "no recipe file 'nowhere.toml'"),
         (["train", "digits", "--out", "{dir}/text.png/run"], "cannot write to --out"),
         (["train", "digits", "--out", "{dir}"], "holds files but no config.toml"),

@@ -11,7 +11,8 @@ from gmmc.config import EvaluateConfig
 from gmmc.data import LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations import EVALUATIONS, Result, evaluate
-from gmmc.evaluations.samples import by_class, doubts, within_class_distance
+from gmmc.evaluations.latent import separability
+from gmmc.evaluations.samples import by_class, doubts, film_frames, lowest, within_class_distance
 from gmmc.train import train
 
 SMALL = EvaluateConfig(samples=30)
@@ -54,7 +55,7 @@ class Brightness(nn.Module):
 
 def test_any_module_of_images_to_logits_can_be_evaluated():
     results = gmmc.evaluate(Brightness(), tiny_data())
-    assert results.keys() == {"accuracy"}  # it cannot sample
+    assert results.keys() == {"accuracy", "calibration", "ood", "latent"}  # it cannot sample
     assert results["accuracy"].values["top1"] == 1.0
     with pytest.raises(InputError, match="'samples' needs a model that can sample, got Brightness"):
         evaluate(Brightness(), tiny_data(), ["samples"])
@@ -79,7 +80,9 @@ def test_a_network_without_parameters():
         def forward(self, x):
             return torch.zeros(len(x), 3)
 
-    assert gmmc.evaluate(Fixed(), tiny_data())["accuracy"].values["top1"] == pytest.approx(1 / 3)
+    results = gmmc.evaluate(Fixed(), tiny_data())
+    assert results["accuracy"].values["top1"] == pytest.approx(1 / 3)
+    assert any("all test images have the same score" in flag for flag in results["ood"].flags)
 
 
 def test_missing_test_images_are_no_hidden_nan():
@@ -114,7 +117,9 @@ def test_samples_that_are_real_images_agree_with_the_judge_and_are_as_diverse():
     data = tiny_data(count=300)
 
     class Copies(type(make_model())):
-        def sample(self, n, labels, seed, *, on_progress):
+        def sample(self, n, labels=None, seed=0, *, on_progress=None):
+            if labels is None:
+                return super().sample(n, seed=seed)
             chosen = [data.test.images[data.test.labels == y][i // 3 % 6] for i, y in enumerate(labels)]
             on_progress(n)
             return torch.stack(chosen) / 255
@@ -125,6 +130,73 @@ def test_samples_that_are_real_images_agree_with_the_judge_and_are_as_diverse():
     assert result.values["svc_agreement"] > 0.9
     assert result.values["diversity"] == pytest.approx(1, abs=0.1)
     assert result.flags == []
+
+
+def test_confusion_has_the_truth_in_rows():
+    data = tiny_data()
+    network = Brightness()
+    with torch.no_grad():
+        network.levels[2] = 9.0  # class 2 is taken for class 1
+    result = evaluate(network, data, "accuracy")["accuracy"]
+    assert result.curves["confusion"] == [[6, 0, 0], [0, 6, 0], [0, 6, 0]]
+    assert result.curves["top1_per_class"] == [1, 1, 0]
+    low, high = result.intervals["top1"]
+    assert result.values["top1"] == pytest.approx(2 / 3)
+    assert low < 2 / 3 < high
+
+
+def test_a_network_with_other_classes_is_refused():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    with pytest.raises(InputError, match=r"one logit per class, \(2, 3\) for 2 images, got \(2, 5\)"):
+        evaluate(network, tiny_data())
+
+
+class TestLatent:
+    def test_classes_far_apart_are_seen_as_such(self):
+        source = torch.Generator().manual_seed(0)
+        labels = torch.arange(90) % 3
+        noise = torch.randn(90, 4, generator=source, dtype=torch.float64)
+        apart = separability(100 * torch.eye(3, 4, dtype=torch.float64)[labels] + noise, labels)
+        assert apart["knn_accuracy"] == 1
+        assert apart["silhouette"] > 0.9
+        assert apart["between_within"] > 100
+        assert apart["mean_cosine"] == pytest.approx(apart["simplex_cosine"], abs=0.01)
+        mixed = separability(noise, labels)
+        assert mixed["knn_accuracy"] < 0.6
+        assert abs(mixed["silhouette"]) < 0.1
+
+    def test_it_maps_as_many_images_as_it_was_asked_for(self):
+        result = evaluate(make_model(), tiny_data(), "latent", EvaluateConfig(latent=12))["latent"]
+        assert [len(result.curves["tsne"][key]) for key in ("x", "y", "label")] == [12, 12, 12]
+        assert result.conditions["images"] == 12
+
+
+class TestPictures:
+    def test_the_film_ends_with_the_sample(self):
+        model = make_model()
+        film = model.film([2, 0], seed=5, frames=[0, 1, 3])
+        assert film.shape == (3, 2, 1, 8, 8)
+        assert torch.equal(film[-1], model.sample(2, [2, 0], seed=5, steps=3))
+        assert torch.equal(film[1], model.sample(2, [2, 0], seed=5, steps=1))
+        with pytest.raises(InputError, match="frames must be numbers of steps"):
+            model.film([0], frames=[])
+
+    def test_frames_go_up_to_the_last_step(self):
+        assert film_frames(200) == [0, 1, 2, 5, 10, 20, 50, 100, 200]
+        assert film_frames(3) == [0, 1, 2, 3]
+        assert film_frames(1) == [0, 1]
+
+    def test_the_nearest_of_each_class_come_class_by_class(self):
+        images = torch.arange(6.0).reshape(6, 1, 1, 1)
+        labels = torch.tensor([0, 1, 0, 1, 0, 1])
+        energies = torch.tensor([5.0, 1.0, 3.0, 2.0, 4.0, 0.0])
+        assert lowest(images, energies, labels, 2).flatten().tolist() == [2, 4, 5, 1]
+        assert lowest(images, -energies, labels, 1).flatten().tolist() == [0, 3]
+
+    def test_every_picture_of_the_paper_is_drawn(self):
+        result = EVALUATIONS["samples"](make_model(), tiny_data(), SMALL)
+        names = {"by_class", "unconditional", "nearest", "farthest", "film"}
+        assert set(result.pictures) == {f"samples/{name}.png" for name in names}
 
 
 def test_too_few_samples_to_compare_are_refused():
@@ -177,5 +249,5 @@ def test_a_run_is_not_measured_on_data_it_was_not_trained_on(tmp_path):
 
 
 def test_unknown_evaluations_are_listed(run):
-    with pytest.raises(InputError, match="unknown evaluation 'beauty'; known are accuracy, samples"):
+    with pytest.raises(InputError, match="unknown evaluation 'beauty'; known are accuracy, calibration"):
         dict(evaluate_run(str(run), ["beauty"], "cpu"))

@@ -96,4 +96,4 @@ def test_a_softmax_classifier_without_samples_classifies_and_says_that_it_cannot
     assert model.predict_proba(torch.rand(2, 1, 8, 8)).sum(1).tolist() == pytest.approx([1, 1])
     with pytest.raises(InputError, match="cannot draw"):
         model.sample(1)
-    assert evaluations.choose(model, []) == ["accuracy"]
+    assert evaluations.choose(model, []) == ["accuracy", "calibration", "ood", "latent"]

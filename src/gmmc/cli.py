@@ -4,13 +4,12 @@ import json
 import os
 import signal
 import sys
-import textwrap
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gmmc import __version__
+from gmmc import __version__, printing
 from gmmc.errors import Diverged, InputError, Interrupted
 from gmmc.ranks import is_leader
 
@@ -73,11 +72,19 @@ def train(
     print(f"Next: gmmc evaluate {out}" + (f"   or   gmmc sample {out}" if model.can_sample else ""))
 
 
-@app.command(epilog=example("gmmc evaluate runs/demo accuracy"))
+@app.command(epilog=example("gmmc evaluate runs/demo accuracy ood --ood noise --ood ~/holiday-photos"))
 def evaluate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder with a finished model.")],
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help="accuracy, samples; default: all.")
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="accuracy, calibration, ood, latent, samples; default: all."),
+    ] = None,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A set of other images: noise, constant, interp, inverted, rotated, a named set, a folder "
+            "or a parquet file; repeat for several. Default: the recipe's."
+        ),
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Chains to draw; default: the recipe's.", min=1)] = None,
     seed: Annotated[
@@ -91,9 +98,28 @@ def evaluate(
     """
     from gmmc.commands import evaluate_run
 
-    for name, result in evaluate_run(run, names or [], device, samples=samples, seed=seed):
-        print_result(name, result, Path(run))
-    print(f"\nAll of it: {Path(run) / 'results.json'}")
+    changes = {"ood": tuple(ood) if ood else None, "samples": samples, "seed": seed}
+    for name, result in evaluate_run(run, names or [], device, **changes):
+        printing.print_result(name, result, Path(run))
+    print(f"\nAll of it: {Path(run) / 'results.json'}   to look at: gmmc report {run}")
+
+
+@app.command(epilog=example("gmmc report runs/demo runs/other --out compare.html"))
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, also of runs in progress.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; default: report.html in the first run.")
+    ] = None,
+) -> None:
+    """Show runs on one page: numbers with their conditions, figures, samples, and the paper's numbers.
+
+    The page is one HTML file that needs nothing else. Evaluate first for anything but training curves.
+    """
+    from gmmc.report import write_report
+
+    print(write_report(runs, out))
 
 
 @app.command(epilog=example("gmmc sample runs/demo --label 3 --number 20 --seed 100 --out threes"))
@@ -130,51 +156,37 @@ def sample(
     print(f"{number} images in {out}; all at once: {grid}")
 
 
-@app.command(epilog=example("gmmc predict runs/demo digit.png other.png --json"))
+@app.command(epilog=example("gmmc predict runs/demo digit.png other.png --tpr 0.99 --json"))
 def predict(
     run: Run,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image files.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per image.")] = False,
     resize: Annotated[
-        bool, typer.Option(help="Resize images of another size instead of refusing them.")
+        bool, typer.Option(help="Crop and resize images of another size instead of refusing them.")
     ] = False,
+    score: Annotated[
+        str | None,
+        typer.Option(help="log_density, max_posterior or gradient_norm; default: the recipe's."),
+    ] = None,
+    tpr: Annotated[
+        float | None,
+        typer.Option(help="Share of images like the training images to accept; default: the recipe's."),
+    ] = None,
     device: Device = "auto",
 ) -> None:
-    """Classify image files.
+    """Classify image files, and say which the model has not seen the like of.
 
-    Names the class of each, p(y|x) as confidence, and log p(x) up to a constant as log density.
+    Names the class and p(y|x), calibrated on validation images. An image whose score is below that of nearly
+    all validation images (all but 5%, or 1 - tpr) is answered with "not like the training images".
     """
     from gmmc.commands import load_model, predict_files
 
-    rows = predict_files(load_model(run, device), images, resize=resize)
+    rows = predict_files(load_model(run, device), images, resize=resize, score=score, tpr=tpr)
     if as_json:
         for row in rows:
             print(json.dumps(row, ensure_ascii=False))
         return
-    print_predictions(rows)
-
-
-def print_predictions(rows: list[dict[str, Any]]) -> None:
-    table = [("image", "class", "confidence", "log density")]
-    table += [
-        (row["image"], row["class"], f"{row['confidence']:.4f}", f"{row['log_density']:.2f}") for row in rows
-    ]
-    image, name, confidence, density = (max(map(len, column)) for column in zip(*table, strict=True))
-    for row in table:
-        print(f"{row[0]:<{image}}  {row[1]:<{name}}  {row[2]:>{confidence}}  {row[3]:>{density}}")
-
-
-def print_result(name: str, result, folder: Path) -> None:
-    print(f"\n{name}")
-    for key, value in result.values.items():
-        print(f"  {key:<20} {value:.4g}")
-    for flag in result.flags:
-        print(f"  ! {flag}")
-    for path in result.pictures:
-        print(f"  picture: {folder / path}")
-    told = {key: value for key, value in result.conditions.items() if key not in ("trained", "settings")}
-    conditions = ", ".join(f"{key} {value}" for key, value in told.items())
-    print(textwrap.fill(f"({conditions})", width=100, initial_indent="  ", subsequent_indent="   "))
+    printing.print_predictions(rows)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from gmmc import core, evaluations, pictures, runs
 from gmmc import data as data_sources
+from gmmc import evaluations, pictures, runs
 from gmmc.data.files import read_image
 from gmmc.errors import InputError
 from gmmc.evaluations import Result
@@ -18,28 +18,29 @@ from gmmc.progress import Progress
 
 
 def evaluate_run(
-    run: str, names: Sequence[str], device: str, *, samples: int | None = None, seed: int | None = None
+    run: str, names: Sequence[str], device: str, **changes: int | tuple[str, ...] | None
 ) -> Iterator[tuple[str, Result]]:
     """Measure a finished run on its own data, one evaluation after the other.
 
-    Each is in results.json, and its pictures in the folder, before the next begins.
+    Each is in results.json, and its pictures in the folder, before the next begins. `changes` are settings of
+    [evaluate] that differ from the recipe; None leaves one as it is.
     """
     folder = runs.RunFolder(run)
     if not folder.path.is_dir():
         raise InputError(f"RUN must be a run folder, got {run!r}")
     model = load_model(run, device)
+    chosen = evaluations.choose(model, names)
+    cfg = dataclasses.replace(model.cfg.evaluate, **{k: v for k, v in changes.items() if v is not None})
     data = data_sources.load(model.cfg.data, model.cfg.train.seed)
     if data.fingerprint != model.trained["data_sha256"]:
         raise InputError(
             f"{run} was not trained on the {model.cfg.data.name} that data.name gives now; "
             "in Python, gmmc.evaluate(model, data) takes any data"
         )
-    changes = {"samples": samples, "seed": seed}
-    cfg = dataclasses.replace(model.cfg.evaluate, **{k: v for k, v in changes.items() if v is not None})
     folder.results()  # refuse a damaged file before the work, not after
     if metrics := folder.metrics():
         model.trained["seconds"] = metrics[-1]["seconds"]
-    for name in evaluations.choose(model, names):
+    for name in chosen:
         result = evaluations.evaluate(model, data, name, cfg)[name]
         for path, picture in result.pictures.items():
             write_atomic(folder.path / path, pictures.png(picture))
@@ -78,16 +79,40 @@ def draw_to_folder(
     return grid
 
 
-def predict_files(model: Classifier, paths: Sequence[Path], *, resize: bool) -> list[dict[str, Any]]:
-    """Class, confidence and log density of each image file. No answer is given if one file cannot be read."""
+def predict_files(
+    model: Classifier,
+    paths: Sequence[Path],
+    *,
+    resize: bool,
+    score: str | None = None,
+    tpr: float | None = None,
+) -> list[dict[str, Any]]:
+    """Class, confidence and familiarity of each image file. No answer if one file cannot be read.
+
+    `in_distribution` is None where the model has no validation scores to measure by.
+    """
+    resize = resize or model.cfg.data.size > 0  # as its training images were
     images = torch.stack([read_image(path, model.shape, resize=resize) for path in paths])
-    logits = model.logits(images)
-    confidence, label = core.log_posterior(logits).exp().max(-1)
-    density = core.log_density(logits)
-    rows = zip(paths, label.tolist(), confidence.tolist(), density.tolist(), strict=True)
+    if model.reference is None and score is None and tpr is None:
+        confidence, label = model.predict_proba(images).max(-1)
+        rows = zip(paths, label.tolist(), confidence.tolist(), strict=True)
+        return [
+            {"image": str(path), "class": model.class_names[y], "confidence": p, "in_distribution": None}
+            for path, y, p in rows
+        ]
+    answer = model.answer(images, score=score, tpr=tpr)
     return [
-        {"image": str(path), "class": model.class_names[y], "confidence": p, "log_density": density}
-        for path, y, p, density in rows
+        {
+            "image": str(path),
+            "class": model.class_names[answer.labels[i]],
+            "confidence": answer.confidence[i].item(),
+            "in_distribution": answer.accepted[i].item(),
+            "score": answer.score,
+            "value": answer.values[i].item(),
+            "threshold": answer.threshold,
+            "percentile": answer.percentile[i].item(),
+        }
+        for i, path in enumerate(paths)
     ]
 
 

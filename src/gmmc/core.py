@@ -67,6 +67,15 @@ def log_posterior(logits: Tensor) -> Tensor:
     return logits.log_softmax(-1)
 
 
+def log_odds(logits: Tensor) -> Tensor:
+    """log p/(1 − p) of the most probable class: it orders images as max p(y|x) does and never saturates."""
+    if logits.shape[-1] < 2:
+        raise InputError(f"a posterior needs at least 2 classes, got {logits.shape[-1]}")
+    first = logits.max(-1)
+    others = logits.scatter(-1, first.indices.unsqueeze(-1), float("-inf"))
+    return first.values - others.logsumexp(-1)
+
+
 def estimate_gamma2(true_class_energies: Tensor, dim: int) -> float:
     """γ² = (1/dN) Σ_i ‖φ(x_i) − μ_{y_i}‖², from the unit energies ½‖φ(x_i) − μ_{y_i}‖²."""
     if true_class_energies.numel() == 0:

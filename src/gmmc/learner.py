@@ -233,7 +233,7 @@ class Learner:
     # --- the end ---
 
     def finish(self) -> Classifier:
-        """The model, with γ² over the whole training set."""
+        """The model, with γ² over the whole training set, and what it needs to abstain."""
         model = self.best_model.eval()
         if model.head.means is not None:
             model.head.gamma2.fill_(self.estimate_gamma2(model))
@@ -249,6 +249,8 @@ class Learner:
             "data_sha256": self.data.fingerprint,
             "commit": provenance.commit(),
         }
+        if len(self.data.valid):
+            model.calibrate(self.data.valid.images, self.data.valid.labels)
         return model
 
     @torch.no_grad()

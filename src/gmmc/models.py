@@ -1,24 +1,34 @@
 """A classifier is images → logits: a backbone, a head, and where its chains start."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gmmc import core
+from gmmc.abstention import Answer, Reference
 from gmmc.backbones import build_backbone, frozen_statistics
 from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.heads import HEADS
-from gmmc.pixels import Shape, as_batch, as_unit, to_signed, to_unit
+from gmmc.pixels import Shape, as_batch, to_signed, to_unit
 from gmmc.sampling import BOX, SAMPLERS, Chains, Noise, SeededNoise, descend
+from gmmc.scores import (
+    Tempered,
+    batched,
+    density_and_confidence,
+    fit_gamma2,
+    gradient_norms,
+    logits_at,
+    raw_of,
+    scores_at,
+)
 from gmmc.starts import GaussianStart, UniformStart
 
 # Chains run in padded blocks of a fixed size, so that an image is the same to the last bit whether it is
 # drawn alone or among a thousand; a GPU wants larger blocks than a CPU.
 BLOCK = {"cpu": 32, "cuda": 256}
-PREDICT_BATCH = 256
 
 
 class Classifier(nn.Module):
@@ -28,6 +38,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.trained: dict[str, Any] = {}  # how, for the conditions of a result
+        self.reference: Reference | None = None  # scores of validation images, for `answer`
         self.shape = shape
         self.class_names = tuple(class_names)
         classes = len(self.class_names)
@@ -73,6 +84,43 @@ class Classifier(nn.Module):
         """log p(x) up to the constant −log Z."""
         return core.log_density(self.logits(images))
 
+    def tempered(self) -> Tempered:
+        """This model with γ² left open."""
+        paper = None if self.head.means is None else self.head.gamma2.item()
+        return Tempered(self, lambda x: self.backbone(to_signed(x)), self.head.logits_at, paper)
+
+    def calibrate(self, images, labels) -> None:
+        """Fit γ² on images the model was not trained on, and keep their scores to measure others by."""
+        batch = as_batch(images, self.shape)
+        y = self.label_tensor(labels, len(batch))
+        network = self.tempered()
+        gamma2 = fit_gamma2(network, raw_of(network, batch), y)
+        self.reference = Reference.of(gamma2, scores_at(network, batch, gamma2))
+
+    def answer(self, images, *, score: str | None = None, tpr: float | None = None) -> Answer:
+        """Class and confidence at the fitted γ², and whether the image looks like those of the training.
+
+        An image is accepted when its score is at least that which the share `tpr` of the validation images
+        reach; score and tpr are those of the recipe's [abstain] unless given.
+        """
+        if self.reference is None:
+            raise InputError(
+                "this model cannot abstain: it was trained without validation images (data.valid)"
+            )
+        score = self.cfg.abstain.score if score is None else score
+        tpr = self.cfg.abstain.tpr if tpr is None else tpr
+        threshold = self.reference.threshold(score, tpr)
+        batch = as_batch(images, self.shape)
+        network, gamma2 = self.tempered(), self.reference.gamma2
+        logits = logits_at(network, raw_of(network, batch), gamma2)
+        confidence, labels = core.log_posterior(logits).exp().max(-1)
+        if score == "gradient_norm":
+            values = gradient_norms(network, batch, {score: gamma2})[score]
+        else:
+            values = density_and_confidence(logits)[score]
+        percentile = self.reference.percentile(score, values)
+        return Answer(labels, confidence, score, values, threshold, percentile, values >= threshold)
+
     # --- drawing ---
 
     @property
@@ -106,14 +154,11 @@ class Classifier(nn.Module):
             raise InputError(f"steps must be at least 1, got {steps}")
         if not self.can_sample:
             raise InputError("a softmax classifier trained without samples cannot draw: it has no means")
-        block = BLOCK.get(self.device.type, 32)
         images = []
-        for first in range(0, n, block):
-            part = y[first : first + block]
-            padded = torch.cat([part, part[-1:].expand(block - len(part))])
-            images.append(self._chains(padded, seed + first, steps)[: len(part)])
+        for first, count, padded in self._blocks(y):
+            images.append(self._chains(padded, seed + first, steps)[:count])
             if on_progress:
-                on_progress(first + len(part))
+                on_progress(first + count)
         return torch.cat(images) if images else torch.empty(0, *self.shape, device=self.device)
 
     def sample_labels(self, n: int, seed: int = 0) -> Tensor:
@@ -121,13 +166,46 @@ class Classifier(nn.Module):
         quantiles = SeededNoise.quantiles_of(range(seed, seed + n))
         return core.labels_at(quantiles, self.head.priors.cpu())
 
-    def _chains(self, labels: Tensor, first_seed: int, steps: int) -> Tensor:
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def film(self, labels: Sequence[int] | Tensor, seed: int = 0, *, frames: Sequence[int]) -> Tensor:
+        """The chains of `sample(len(labels), labels, seed)` after these numbers of steps: (frames, n, …)."""
+        if not frames or min(frames) < 0:
+            raise InputError(f"frames must be numbers of steps, at least 0, got {list(frames)}")
+        parts = []
+        for first, count, padded in self._blocks(self.label_tensor(labels, len(labels))):
+            seen: dict[int, Tensor] = {}
+
+            def keep(step: int, x: Tensor, seen: dict[int, Tensor] = seen) -> None:
+                if step in frames:
+                    seen[step] = to_unit(x.clamp(*BOX))
+
+            self._chains(padded, seed + first, max(frames), keep)
+            parts.append(torch.stack([seen[step] for step in frames])[:, :count])
+        return torch.cat(parts, 1)
+
+    def _blocks(self, labels: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+        """(place of the first, number, labels filled up to the size of a block) of each block of chains."""
+        size = BLOCK.get(self.device.type, 32)
+        for first in range(0, len(labels), size):
+            part = labels[first : first + size]
+            yield first, len(part), torch.cat([part, part[-1:].expand(size - len(part))])
+
+    def _chains(
+        self,
+        labels: Tensor,
+        first_seed: int,
+        steps: int,
+        on_step: Callable[[int, Tensor], None] | None = None,
+    ) -> Tensor:
         labels = labels.to(self.device)
         noise = SeededNoise(range(first_seed, first_seed + len(labels)), self.device)
         x = self.start(labels, noise)
+        if on_step:
+            on_step(0, x)
         walk = SAMPLERS[self.cfg.sampler.name](self.chains(labels, noise), self.cfg.sampler)
         with frozen_statistics(self.backbone):
-            return to_unit(descend(walk, x, steps=steps).clamp(*BOX))
+            return to_unit(descend(walk, x, steps=steps, on_step=on_step).clamp(*BOX))
 
     def chains(self, labels: Tensor, noise: Noise) -> Chains:
         """What a sampler needs to know to move chains towards these classes."""
@@ -154,17 +232,9 @@ class Classifier(nn.Module):
         return y.long()
 
 
-@torch.inference_mode()
 def batched_logits(module: nn.Module, images: Tensor) -> Tensor:
     """Logits of any module that takes images in [0, 1], a batch at a time on the module's device."""
-    device = next(module.parameters(), torch.empty(0)).device
-    modes = {part: part.training for part in module.modules()}  # a part may be frozen in a module that trains
-    module.eval()  # a foreign network may hold batch norm or dropout
-    try:
-        return torch.cat([module(as_unit(part.to(device))) for part in images.split(PREDICT_BATCH)])
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
+    return batched(module, module, images)
 
 
 def pick_device(name: str) -> torch.device:

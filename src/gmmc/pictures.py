@@ -10,6 +10,7 @@ from gmmc.pixels import to_uint8
 
 TILE = 48  # small images are enlarged to about this many pixels
 GAP = 4
+FONT = 16
 GRID_COLUMNS = 10
 
 
@@ -19,22 +20,29 @@ def to_image(image: Tensor) -> Image.Image:
     return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
 
 
-def grid(images: Tensor, columns: int, row_names: Sequence[str] = ()) -> Image.Image:
+def grid(
+    images: Tensor, columns: int, row_names: Sequence[str] = (), column_names: Sequence[str] = ()
+) -> Image.Image:
     """Images in [0, 1] in rows, each pixel enlarged by a whole number so that 8×8 can be seen."""
     rows = -(-len(images) // columns)
     zoom = max(1, TILE // images.shape[-1])
     height, width = images.shape[-2] * zoom, images.shape[-1] * zoom
-    font = ImageFont.load_default(size=16)
-    margin = max((int(font.getlength(name)) + 12 for name in row_names), default=0)
-    size = (margin + columns * (width + GAP) + GAP, rows * (height + GAP) + GAP)
+    font = ImageFont.load_default(size=FONT)
+    left = max((int(font.getlength(name)) + 12 for name in row_names), default=0)
+    top = FONT + 8 if column_names else 0
+    size = (left + columns * (width + GAP) + GAP, top + rows * (height + GAP) + GAP)
     canvas = Image.new("RGB", size, "slategray")  # neither the black nor the white of a digit
     draw = ImageDraw.Draw(canvas)
     for row, name in enumerate(row_names):
-        middle = row * (height + GAP) + GAP + height / 2
-        draw.text((margin - 8, middle), name, fill="white", font=font, anchor="rm")
+        middle = top + row * (height + GAP) + GAP + height / 2
+        draw.text((left - 8, middle), name, fill="white", font=font, anchor="rm")
+    for column, name in enumerate(column_names):
+        middle = left + column * (width + GAP) + GAP + width / 2
+        draw.text((middle, top), name, fill="white", font=font, anchor="mb")
     for i, image in enumerate(images):
         tile = to_image(image).resize((width, height), Image.Resampling.NEAREST)
-        canvas.paste(tile, (margin + GAP + i % columns * (width + GAP), GAP + i // columns * (height + GAP)))
+        place = (left + GAP + i % columns * (width + GAP), top + GAP + i // columns * (height + GAP))
+        canvas.paste(tile, place)
     return canvas
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gmmc import __version__, config, records
+from gmmc.abstention import Reference
 from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.models import Classifier, pick_device
@@ -26,6 +27,7 @@ from gmmc.records import CONFIG, METRICS, RESULTS
 
 MODEL, RESUME = "model.safetensors", "resume"
 LAST_GOOD = "last-good.safetensors"  # the model of a training that the guard gave up
+REFERENCE = "reference."  # in the names of a model's tensors
 STATES_KEPT = 2
 
 
@@ -207,6 +209,8 @@ class RunFolder:
 
     def save_results(self, results: dict[str, Any]) -> None:
         text = json.dumps({**self.results(), **results}, indent=2, ensure_ascii=False, allow_nan=False)
+        # A list of numbers is one line; no string holds a line break.
+        text = re.sub(r"\[\n[-+\d.e,\snul]*\]", lambda found: " ".join(found[0].split()), text)
         write_atomic(self.path / RESULTS, text.encode() + b"\n")
 
 
@@ -239,7 +243,21 @@ def save_model(path: Path, model: Classifier) -> None:
         "shape": model.shape,
         "class_names": model.class_names,
     }
-    write_atomic(path, pack(model.state_dict(), info)[0])
+    write_atomic(path, pack(model.state_dict() | _reference_tensors(model.reference), info)[0])
+
+
+def _reference_tensors(reference: Reference | None) -> dict[str, Tensor]:
+    if reference is None:
+        return {}
+    scores = {f"{REFERENCE}{name}": values for name, values in reference.scores.items()}
+    return {f"{REFERENCE}gamma2": torch.tensor(reference.gamma2, dtype=torch.float64), **scores}
+
+
+def _take_reference(tensors: dict[str, Tensor]) -> Reference | None:
+    """Removes it from the tensors. Models trained without validation images have none."""
+    names = [name for name in tensors if name.startswith(REFERENCE)]
+    found = {name.removeprefix(REFERENCE): tensors.pop(name) for name in names}
+    return Reference(found.pop("gamma2").item(), found) if found else None
 
 
 def load(path: str | Path, device: str = "cpu") -> Classifier:
@@ -254,6 +272,7 @@ def load(path: str | Path, device: str = "cpu") -> Classifier:
         cfg = config.from_text(info["config"])
         model = Classifier(cfg, tuple(info["shape"]), info["class_names"])
         model.trained = info["trained"]
+        model.reference = _take_reference(tensors)
         model.load_state_dict(tensors)
     except Damaged as error:
         advice = "; the same `gmmc train` command restores it" if (file.parent / CONFIG).is_file() else ""

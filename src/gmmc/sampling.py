@@ -41,10 +41,13 @@ class Walk:
     bounds: tuple[float, float] | None = BOX
 
 
-def descend(walk: Walk, x: Tensor, *, steps: int) -> Tensor:
+def descend(
+    walk: Walk, x: Tensor, *, steps: int, on_step: Callable[[int, Tensor], None] | None = None
+) -> Tensor:
     """Eq. 8 and Eq. 10; with noise, Eq. 3.
 
-    The gradient is of the *summed* energy: a chain does not feel the size of its batch.
+    The gradient is of the *summed* energy: a chain does not feel the size of its batch. `on_step` is shown
+    the chains after each step.
     """
     for t in range(steps):
         x = x.detach().requires_grad_(True)
@@ -54,6 +57,8 @@ def descend(walk: Walk, x: Tensor, *, steps: int) -> Tensor:
             x = x + walk.noise(x, t)
         if walk.bounds is not None:
             x = x.clamp(*walk.bounds)
+        if on_step is not None:
+            on_step(t + 1, x.detach())
     return x.detach()
 
 

@@ -1,8 +1,9 @@
 """Evaluations: one module each, all `evaluate(model, data, cfg) -> Result`. A new one adds a line here.
 
-`accuracy` takes any module of images in [0, 1] → logits; those that draw need a model with `sample`.
+They take any module of images in [0, 1] → logits; those that draw need a model with `sample`.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,11 +12,15 @@ from torch import nn
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.errors import InputError
-from gmmc.evaluations import accuracy, samples
+from gmmc.evaluations import accuracy, calibration, latent, ood, samples
 from gmmc.evaluations.result import Result
+from gmmc.scores import batched
 
 EVALUATIONS: dict[str, Callable[[Any, Dataset, EvaluateConfig], Result]] = {
     "accuracy": accuracy.evaluate,
+    "calibration": calibration.evaluate,
+    "ood": ood.evaluate,
+    "latent": latent.evaluate,
     "samples": samples.evaluate,
 }
 NEED_SAMPLES = {"samples"}
@@ -27,7 +32,25 @@ def evaluate(
     """Run the named evaluations, or all that the model allows."""
     if len(data.test) == 0:
         raise InputError("an evaluation needs at least one test image, got none")
-    return {name: EVALUATIONS[name](model, data, cfg or EvaluateConfig()) for name in choose(model, names)}
+    chosen = choose(model, names)
+    check_logits(model, data)
+    results = {name: EVALUATIONS[name](model, data, cfg or EvaluateConfig()) for name in chosen}
+    return {name: about(result, data) for name, result in results.items()}
+
+
+def check_logits(model: nn.Module, data: Dataset) -> None:
+    shape = tuple(batched(model, model, data.test.images[:2]).shape)
+    wanted = (min(2, len(data.test)), len(data.class_names))
+    if shape != wanted:
+        raise InputError(f"the model must give one logit per class, {wanted} for 2 images, got {shape}")
+
+
+def about(result: Result, data: Dataset) -> Result:
+    """With the data among its conditions."""
+    told = {"data": data.name, **result.conditions}
+    if data.notes:
+        told["data_notes"] = list(data.notes)
+    return dataclasses.replace(result, conditions=told)
 
 
 def choose(model: nn.Module, names: Iterable[str] | str) -> list[str]:

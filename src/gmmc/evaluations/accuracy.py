@@ -2,24 +2,45 @@
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 
+from gmmc import core
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
+from gmmc.evaluations import intervals
+from gmmc.evaluations.calibration import brier
 from gmmc.evaluations.result import Result, conditions
-from gmmc.models import batched_logits
+from gmmc.progress import Progress
+from gmmc.scores import batched
 
 
 def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
     labels, classes = data.test.labels, len(data.class_names)
-    logits = batched_logits(model, data.test.images).cpu().double()
-    correct = logits.argmax(-1) == labels
+    with Progress("accuracy", len(labels)) as bar:
+        logits = batched(model, model, data.test.images, bar.update).cpu().double()
+    predicted = logits.argmax(-1)
+    hits = int((predicted == labels).sum())
+    confusion = torch.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
+    counts = confusion.sum(1).tolist()
     nll = F.cross_entropy(logits, labels).item()
-    per_class = [correct[labels == y].double() for y in range(classes)]
     return Result(
-        values={"top1": correct.double().mean().item(), "nll": nll, "errors": (~correct).sum().item()},
-        curves={"top1_per_class": [hits.mean().item() if len(hits) else None for hits in per_class]},
+        values={
+            "top1": hits / len(labels),
+            "nll": nll,
+            "brier": brier(core.log_posterior(logits).exp(), labels),
+            "errors": len(labels) - hits,
+        },
+        intervals={"top1": intervals.of_proportion(hits, len(labels))},
+        curves={
+            "top1_per_class": [
+                right / count if count else None
+                for right, count in zip(confusion.diagonal().tolist(), counts, strict=True)
+            ],
+            "confusion": confusion.tolist(),
+            "class_names": list(data.class_names),
+        },
         flags=doubts(nll, classes),
         conditions=conditions(model, split="test", images=len(labels)),
     )

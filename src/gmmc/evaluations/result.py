@@ -52,4 +52,4 @@ def conditions(model: nn.Module, **protocol: Any) -> dict[str, Any]:
     if not isinstance(model, Classifier):
         return measured
     settings = dataclasses.asdict(model.cfg)
-    return {"data": model.cfg.data.name, **measured, "trained": dict(model.trained), "settings": settings}
+    return {**measured, "trained": dict(model.trained), "settings": settings}

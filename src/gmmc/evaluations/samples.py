@@ -6,12 +6,14 @@ sample shows. Diversity is the mean distance between samples of a class, relativ
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from sklearn.svm import SVC
 from torch import Tensor
 
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset, LabelledImages
 from gmmc.errors import InputError
+from gmmc.evaluations import intervals
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
 from gmmc.pictures import GRID_COLUMNS, grid
@@ -20,6 +22,7 @@ from gmmc.progress import Progress
 from gmmc.randomness import generator
 
 JUDGE_IMAGES = 10_000  # an SVM's time grows with the square of this
+FILM_CHAINS = 10
 
 
 def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
@@ -32,8 +35,11 @@ def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
     generated = LabelledImages(to_uint8(images), labels)
 
     real = data.train[torch.randperm(len(data.train), generator=generator(cfg.seed, "judge"))[:JUDGE_IMAGES]]
-    judge = SVC().fit(pixel_vectors(real), real.labels.numpy())
-    verdicts = torch.from_numpy(judge.predict(pixel_vectors(generated)))
+    with Progress("asking the judge", 2) as bar:
+        judge = SVC().fit(pixel_vectors(real), real.labels.numpy())
+        bar.update(1)
+        verdicts = torch.from_numpy(judge.predict(pixel_vectors(generated)))
+        bar.update(2)
     agrees = verdicts == labels
     diversity = within_class_distance(generated, classes) / within_class_distance(real, classes)
     values = {
@@ -41,13 +47,14 @@ def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
         "svc_test_accuracy": float(judge.score(pixel_vectors(data.test), data.test.labels.numpy())),
         "diversity": diversity,
     }
-    rows = min(GRID_COLUMNS, cfg.samples // classes)
+    hits = int(agrees.sum())
     return Result(
         values=values,
+        intervals={"svc_agreement": intervals.of_proportion(hits, cfg.samples)},
         curves={
             "svc_agreement_per_class": [agrees[labels == y].double().mean().item() for y in range(classes)]
         },
-        pictures={"samples/by_class.png": grid(by_class(images, classes, rows), rows, data.class_names)},
+        pictures=draw_pictures(model, images, labels, cfg.seed),
         flags=doubts(values),
         conditions=conditions(
             model,
@@ -61,6 +68,30 @@ def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
             judge=f"SVC (RBF) on {len(real)} real training images, pixels",
         ),
     )
+
+
+def draw_pictures(model: Classifier, images: Tensor, labels: Tensor, seed: int) -> dict[str, Image]:
+    """Class by class, unsorted and by distance to the class centre; classes as they come; chains at work."""
+    names, classes = model.class_names, len(model.class_names)
+    columns = min(GRID_COLUMNS, len(images) // classes)
+    energies = model.energy(images, labels).cpu()
+    with Progress("sampling pictures", 2) as bar:
+        drawn = model.sample(GRID_COLUMNS**2, seed=seed).cpu()
+        bar.update(1)
+        frames = film_frames(model.cfg.sample.steps)
+        shown = torch.arange(min(classes, FILM_CHAINS))
+        film = model.film(shown, seed, frames=frames).cpu()
+        bar.update(2)
+    shown_names = [names[y] for y in shown]
+    return {
+        "samples/by_class.png": grid(by_class(images, classes, columns), columns, names),
+        "samples/unconditional.png": grid(drawn, GRID_COLUMNS),
+        "samples/nearest.png": grid(lowest(images, energies, labels, columns), columns, names),
+        "samples/farthest.png": grid(lowest(images, -energies, labels, columns), columns, names),
+        "samples/film.png": grid(
+            film.transpose(0, 1).flatten(0, 1), len(frames), shown_names, [str(step) for step in frames]
+        ),
+    }
 
 
 def doubts(values: dict[str, float]) -> list[str]:
@@ -89,3 +120,17 @@ def within_class_distance(data: LabelledImages, classes: int) -> float:
 def by_class(images: Tensor, classes: int, count: int) -> Tensor:
     """The first `count` of each class, class by class; labels run 0, 1, …, C−1, 0, 1, …"""
     return images[: count * classes].unflatten(0, (count, classes)).transpose(0, 1).flatten(0, 1)
+
+
+def lowest(images: Tensor, energies: Tensor, labels: Tensor, count: int) -> Tensor:
+    """The `count` images of least energy of each class, class by class; labels are 0..C−1."""
+    chosen = [
+        (labels == y).nonzero().flatten()[energies[labels == y].argsort()[:count]] for y in labels.unique()
+    ]
+    return images[torch.cat(chosen)]
+
+
+def film_frames(steps: int) -> list[int]:
+    """0, 1, 2, 5, 10, 20, 50, … and the last step."""
+    marks = [m * 10**power for power in range(len(str(steps))) for m in (1, 2, 5)]
+    return [0, *(mark for mark in marks if mark < steps), steps]

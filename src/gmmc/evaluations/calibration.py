@@ -1,0 +1,120 @@
+"""Is a model right as often as it says it is? Expected calibration error (Eq. 12) at three temperatures."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gmmc import core
+from gmmc.config import EvaluateConfig
+from gmmc.data import Dataset
+from gmmc.evaluations.result import Result, conditions
+from gmmc.evaluations.temperatures import temperatures
+from gmmc.progress import Progress
+from gmmc.randomness import generator
+from gmmc.scores import logits_at, raw_of, tempered
+
+BINS = 20  # the paper's M
+SIMULATIONS = 200
+SATURATED = 0.25  # share of confidences that are exactly 1 from which the posterior says nothing
+
+
+def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
+    network, labels = tempered(model), data.test.labels
+    with Progress("calibration", len(labels)) as bar:
+        raw = raw_of(network, data.test.images, bar.update)
+    found = temperatures(network, data)
+    values, curves, flags = {}, {}, []
+    for name, gamma2 in found.items():
+        logits = logits_at(network, raw, gamma2)
+        measured, curves[name] = measure(logits, labels, cfg.seed)
+        values |= {f"{name}/{key}": value for key, value in {"gamma2": gamma2, **measured}.items()}
+        flags += doubts(name, measured, len(labels))
+    if "fitted" not in found:
+        flags.append("no temperature is fitted: there are no validation images")
+    return Result(
+        values=values,
+        curves=curves,
+        flags=flags,
+        conditions=conditions(
+            model,
+            split="test",
+            images=len(labels),
+            bins=f"{BINS} of equal width, the last one closed",
+            fitted_on=f"{len(data.valid)} validation images, by NLL",
+        ),
+    )
+
+
+def measure(logits: Tensor, labels: Tensor, seed: int) -> tuple[dict[str, float], dict[str, list]]:
+    """The numbers of one temperature, and its reliability curve."""
+    posterior = core.log_posterior(logits).exp()
+    confidence, predicted = posterior.max(-1)
+    correct = (predicted == labels).double()
+    curve = reliability(confidence, correct, equal_bins(confidence))
+    by_rank = core.log_odds(logits).argsort().argsort()  # confidences may tie at 1; log odds do not
+    values = {
+        "ece": calibration_error(*curve),
+        "ece_if_perfect": error_if_perfect(confidence, seed),
+        "adaptive_ece": calibration_error(*reliability(confidence, correct, by_rank * BINS // len(labels))),
+        "nll": F.cross_entropy(logits, labels).item(),
+        "brier": brier(posterior, labels),
+        "saturated": (confidence.float() == 1).double().mean().item(),
+    }
+    sums, hits, counts = curve
+    share = [None if n == 0 else n for n in counts.tolist()]
+    return values, {
+        "confidence": [n and total / n for total, n in zip(sums.tolist(), share, strict=True)],
+        "accuracy": [n and total / n for total, n in zip(hits.tolist(), share, strict=True)],
+        "count": [int(n) for n in counts.tolist()],
+    }
+
+
+def equal_bins(confidence: Tensor) -> Tensor:
+    """The bin of each confidence: [0, 1/M), [1/M, 2/M), …, and the last one closed at 1."""
+    return (confidence * BINS).long().clamp(max=BINS - 1)
+
+
+def reliability(confidence: Tensor, correct: Tensor, bins: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Per bin: the sum of confidences, the number of correct predictions, the number of images."""
+    return (
+        torch.bincount(bins, confidence, minlength=BINS),
+        torch.bincount(bins, correct, minlength=BINS),
+        torch.bincount(bins, minlength=BINS),
+    )
+
+
+def calibration_error(confidence: Tensor, correct: Tensor, count: Tensor) -> float:
+    """ECE = Σ_m |B_m|/n · |acc(B_m) − conf(B_m)|  (Eq. 12), from the sums over each bin."""
+    return ((correct - confidence).abs().sum() / count.sum()).item()
+
+
+def error_if_perfect(confidence: Tensor, seed: int) -> float:
+    """The mean ECE of a model that is right exactly as often as it says: chance alone on so few images."""
+    source, bins = generator(seed, "perfect calibration"), equal_bins(confidence)
+    sums, _, count = reliability(confidence, confidence, bins)
+    errors = []
+    for _ in range(SIMULATIONS):
+        lucky = (torch.rand(len(confidence), generator=source, dtype=torch.float64) < confidence).double()
+        errors.append(calibration_error(sums, torch.bincount(bins, lucky, minlength=BINS), count))
+    return sum(errors) / len(errors)
+
+
+def brier(posterior: Tensor, labels: Tensor) -> float:
+    """Mean squared distance of p(·|x) from the truth."""
+    truth = F.one_hot(labels, posterior.shape[-1])
+    return (posterior - truth).square().sum(-1).mean().item()
+
+
+def doubts(name: str, values: dict[str, float], images: int) -> list[str]:
+    flags = []
+    if values["saturated"] >= SATURATED:
+        flags.append(
+            f"{name}: saturated, {values['saturated']:.0%} of the confidences are exactly 1 in single "
+            "precision; the ECE is then little more than the error rate"
+        )
+    if values["ece"] < 1.25 * values["ece_if_perfect"]:
+        flags.append(
+            f"{name}: on {images} images this ECE cannot be told from perfect calibration "
+            f"(chance alone gives {values['ece_if_perfect']:.2%})"
+        )
+    return flags

@@ -1,0 +1,138 @@
+"""Expected calibration error: hand-placed confidences, laws, and what chance alone gives."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import gmmc
+from conftest import make_model, tiny_data
+from gmmc.config import EvaluateConfig
+from gmmc.evaluations.calibration import (
+    BINS,
+    brier,
+    calibration_error,
+    equal_bins,
+    error_if_perfect,
+    measure,
+    reliability,
+)
+
+
+def ece(confidence, correct):
+    confidence, correct = (torch.tensor(x, dtype=torch.float64) for x in (confidence, correct))
+    return calibration_error(*reliability(confidence, correct, equal_bins(confidence)))
+
+
+def test_bins_are_equal_and_the_last_one_is_closed():
+    edges = torch.tensor([0.0, 0.049, 0.051, 0.5, 0.949, 0.951, 1.0], dtype=torch.float64)
+    assert equal_bins(edges).tolist() == [0, 0, 1, 10, 18, 19, 19]
+
+
+def test_by_hand():
+    # Two images at 0.9 of which one is right, two at 0.6 both right: ½·0.4 + ½·0.4.
+    assert ece([0.9, 0.9, 0.6, 0.6], [1, 0, 1, 1]) == pytest.approx(0.4)
+    assert ece([0.75] * 4, [1, 1, 1, 0]) == pytest.approx(0)
+    # Errors of opposite sign cancel within a bin, not across bins.
+    assert ece([0.71, 0.74], [1, 0]) == pytest.approx(abs(0.71 + 0.74 - 1) / 2)
+
+
+def test_certain_and_always_right_is_perfect_and_certain_and_wrong_is_the_error_rate():
+    assert ece([1.0] * 10, [1] * 10) == 0
+    assert ece([1.0] * 10, [1] * 7 + [0] * 3) == pytest.approx(0.3)
+
+
+def test_against_a_loop_over_the_bins():
+    """The same definition, computed bin by bin."""
+    source = torch.Generator().manual_seed(0)
+    confidence = torch.rand(500, generator=source, dtype=torch.float64)
+    correct = (torch.rand(500, generator=source) < 0.6).double()
+    total = 0.0
+    for m in range(BINS):
+        low, high = m / BINS, (m + 1) / BINS
+        here = (confidence >= low) & (confidence < high)
+        if here.any():
+            gap = (correct[here].mean() - confidence[here].mean()).abs()
+            total += here.double().mean().item() * gap.item()
+    assert calibration_error(*reliability(confidence, correct, equal_bins(confidence))) == pytest.approx(
+        total
+    )
+
+
+def test_brier_by_hand():
+    posterior = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    assert brier(posterior, torch.tensor([0, 0])) == pytest.approx((0 + 0.5) / 2)
+
+
+class TestMeasure:
+    def logits_and_labels(self, count, temperature=1.0):
+        source = torch.Generator().manual_seed(1)
+        logits = 3 * torch.randn(count, 5, generator=source, dtype=torch.float64)
+        labels = torch.multinomial(logits.softmax(-1), 1, generator=source).squeeze(1)
+        return logits / temperature, labels
+
+    def test_a_calibrated_posterior_shows_what_chance_gives(self):
+        values, _ = measure(*self.logits_and_labels(2000), seed=0)
+        assert values["ece"] < 2 * values["ece_if_perfect"]
+        assert values["adaptive_ece"] < 0.04
+
+    def test_overconfidence_shows(self):
+        logits, labels = self.logits_and_labels(2000, temperature=0.2)
+        values, _ = measure(logits, labels, seed=0)
+        assert values["ece"] > 5 * values["ece_if_perfect"]
+
+    def test_chance_falls_with_the_number_of_images(self):
+        confidence = torch.full((100,), 0.75, dtype=torch.float64)
+        few, many = error_if_perfect(confidence, 0), error_if_perfect(confidence.repeat(100), 0)
+        # |mean of n Bernoulli − p| has the mean √(2p(1−p)/πn).
+        assert few == pytest.approx(math.sqrt(2 * 0.75 * 0.25 / math.pi / 100), rel=0.2)
+        assert many == pytest.approx(few / 10, rel=0.3)
+
+    def test_saturated_confidences_are_counted_and_still_ranked(self):
+        logits = torch.zeros(40, 3, dtype=torch.float64)
+        logits[:, 0] = torch.arange(40) * 10 + 1000  # every posterior is exactly 1
+        values, curve = measure(logits, torch.tensor([0] * 30 + [1] * 10), seed=0)
+        assert values["saturated"] == 1
+        assert values["ece"] == pytest.approx(0.25)
+        assert curve["count"] == [0] * 19 + [40]
+        assert curve["accuracy"] == [None] * 19 + [0.75]
+        assert curve["confidence"][-1] == 1
+
+    def test_adaptive_bins_are_ranked_by_log_odds_not_by_the_order_of_the_data(self):
+        """20 images per bin where the confidences all tie at 1: wrong ones are together or spread."""
+        logits = torch.zeros(400, 2, dtype=torch.float64)
+        logits[:, 0] = 1000 + torch.arange(400)
+        labels = (torch.arange(400) < 200).long()  # the less sure half is wrong
+        shuffle = torch.randperm(400, generator=torch.Generator().manual_seed(0))
+        values, _ = measure(logits[shuffle], labels[shuffle], seed=0)
+        assert values["adaptive_ece"] == pytest.approx(0.5)
+
+
+def test_three_temperatures_for_ours_two_for_others():
+    data = tiny_data()
+    ours = gmmc.evaluate(make_model(), data, "calibration")["calibration"]
+    assert [key for key in ours.values if key.endswith("/gamma2")] == [
+        "paper/gamma2",
+        "unit/gamma2",
+        "fitted/gamma2",
+    ]
+    assert ours.values["fitted/nll"] <= ours.values["unit/nll"] + 0.2  # fitted on other images
+    other = gmmc.evaluate(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), data, "calibration")["calibration"]
+    assert set(other.curves) == {"unit", "fitted"}
+
+
+def test_a_saturated_posterior_is_flagged():
+    model = make_model()
+    model.head.gamma2.fill_(1e-6)
+    result = gmmc.evaluate(model, tiny_data(), "calibration", EvaluateConfig())["calibration"]
+    assert any(flag.startswith("paper: saturated") for flag in result.flags)
+    assert not any(flag.startswith("fitted: saturated") for flag in result.flags)
+
+
+def test_without_validation_images_nothing_is_fitted():
+    data = tiny_data()
+    nothing = gmmc.data.Dataset(data.train, data.valid[:0], data.test, data.class_names)
+    result = gmmc.evaluate(make_model(), nothing, "calibration")["calibration"]
+    assert set(result.curves) == {"paper", "unit"}
+    assert "no temperature is fitted" in result.flags[-1]

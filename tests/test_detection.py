@@ -1,0 +1,124 @@
+"""Detection metrics against scikit-learn, by hand, and by their symmetries."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+
+import gmmc
+from conftest import make_model, tiny_data
+from gmmc.config import EvaluateConfig
+from gmmc.errors import InputError
+from gmmc.evaluations import intervals, ood
+from gmmc.evaluations.detection import bootstrap, detect, histogram
+
+
+def drawn(seed=0, n=300, m=200, digits=None):
+    source = np.random.default_rng(seed)
+    inside, outside = source.normal(1, 1, n), source.normal(0, 1.5, m)
+    return (inside, outside) if digits is None else (inside.round(digits), outside.round(digits))
+
+
+@pytest.mark.parametrize("digits", [None, 1, 0], ids=["no ties", "some ties", "many ties"])
+def test_against_scikit_learn(digits):
+    inside, outside = drawn(digits=digits)
+    truth, scores = np.r_[np.ones(len(inside)), np.zeros(len(outside))], np.r_[inside, outside]
+    weights = np.random.default_rng(1).integers(0, 4, (3, len(scores))).astype(float)
+    for rows, row in [(None, None), *((weights, i) for i in range(3))]:
+        weight = None if rows is None else rows[row]
+        found = detect(inside, outside, rows)
+        i = row or 0
+        assert found.auroc[i] == pytest.approx(roc_auc_score(truth, scores, sample_weight=weight))
+        assert found.aupr[i] == pytest.approx(average_precision_score(truth, scores, sample_weight=weight))
+        fpr, tpr, _ = roc_curve(truth, scores, sample_weight=weight, drop_intermediate=False)
+        assert found.fpr95[i] == pytest.approx(fpr[(tpr >= 0.95 - 1e-9).argmax()])
+
+
+def test_by_hand():
+    apart = detect(np.array([3.0, 4.0]), np.array([1.0, 2.0]))
+    assert (apart.auroc[0], apart.aupr[0], apart.fpr95[0]) == (1, 1, 0)
+    same = detect(np.zeros(5), np.zeros(5))
+    assert (same.auroc[0], same.fpr95[0]) == (0.5, 1)
+    wrong_way = detect(np.array([0.0]), np.array([1.0]))
+    assert (wrong_way.auroc[0], wrong_way.fpr95[0]) == (0, 1)
+
+
+def test_exchanging_the_sets_turns_the_curve_around_and_order_is_all_that_counts():
+    inside, outside = drawn()
+    assert detect(outside, inside).auroc[0] == pytest.approx(1 - detect(inside, outside).auroc[0])
+    assert detect(np.exp(inside), np.exp(outside)).auroc[0] == detect(inside, outside).auroc[0]
+
+
+def test_a_bootstrap_covers_the_truth_about_as_often_as_it_says():
+    truth = detect(*drawn(99, 200_000, 200_000)).auroc[0]
+    covered = 0
+    for seed in range(100):
+        inside, outside = drawn(seed, 60, 60)
+        replicates = bootstrap(inside, outside, 200, np.random.default_rng(seed))
+        low, high = intervals.of_replicates(replicates.auroc)
+        covered += low <= truth <= high
+    assert 88 <= covered <= 99
+
+
+def test_histograms_lose_no_image():
+    inside, outside = drawn()
+    outside[0], inside[0] = -1e9, 1e9
+    counts = histogram(inside, outside)
+    assert len(counts["edges"]) == 51
+    assert (sum(counts["inside"]), sum(counts["outside"])) == (300, 200)
+    assert counts["edges"][0] > -10
+    constant = histogram(np.zeros(3), np.zeros(2))
+    assert (sum(constant["inside"]), sum(constant["outside"])) == (3, 2)
+
+
+class TestWilson:
+    def test_is_inside_zero_and_one_and_never_certain(self):
+        assert intervals.of_proportion(18, 18)[0] == pytest.approx(0.824, abs=1e-3)  # not 1
+        assert intervals.of_proportion(18, 18)[1] == 1
+        assert intervals.of_proportion(0, 18)[0] == 0
+        low, high = intervals.of_proportion(9800, 10_000)
+        assert low < 0.98 < high
+        assert high - low == pytest.approx(2 * 1.96 * (0.98 * 0.02 / 10_000) ** 0.5, rel=0.02)
+
+    def test_nothing_is_known_of_no_images(self):
+        assert intervals.of_proportion(0, 0) == (0, 1)
+
+
+class TestEvaluation:
+    cfg = EvaluateConfig(ood=("noise", "constant"))
+
+    def test_every_set_score_and_temperature_has_its_numbers_intervals_and_histogram(self):
+        result = gmmc.evaluate(make_model(), tiny_data(), "ood", self.cfg)["ood"]
+        assert len(result.values) == 2 * 3 * 3 * 3
+        assert result.values.keys() == result.intervals.keys()
+        for place, (low, high) in result.intervals.items():
+            assert 0 <= low <= high <= 1, place
+        assert len(result.curves) == 2 * 3 * 3
+        assert result.conditions["outside"] == {"noise": 18, "constant": 18}
+
+    def test_images_of_the_same_kind_cannot_be_told_apart(self, monkeypatch):
+        """The test set itself as the other set: every AUROC is exactly one half."""
+        monkeypatch.setattr(ood, "outside", lambda name, data, seed: data.test.images)
+        result = gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateConfig(ood=("itself",)))["ood"]
+        for place, value in result.values.items():
+            if place.endswith("auroc"):
+                assert value == pytest.approx(0.5, abs=1e-6), place
+
+    def test_a_set_that_looks_more_likely_is_flagged(self):
+        values = {"svhn/log_density/fitted/auroc": 0.2, "svhn/log_density/unit/auroc": 0.2}
+        assert len(ood.doubts(values, dict.fromkeys(values, (0.1, 0.3)))) == 1
+        assert ood.doubts(values, dict.fromkeys(values, (0.1, 0.6))) == []
+
+    def test_folders_are_named_by_their_last_part(self):
+        assert [ood.short(name) for name in ("svhn", "/a/b/cats/", "x/y.parquet")] == [
+            "svhn",
+            "cats",
+            "y.parquet",
+        ]
+
+    def test_no_set_at_all_is_refused(self):
+        with pytest.raises(InputError, match="at least one set of other images"):
+            gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateConfig(ood=()))
+
+    def test_two_sets_of_one_name_are_refused(self):
+        with pytest.raises(InputError, match="different names, got cats, cats"):
+            gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateConfig(ood=("a/cats", "b/cats")))
