@@ -11,8 +11,8 @@ SOURCE = Path(gmmc.__file__).parent
 
 # Lowest first; a module may import from its own layer's packages and from layers above it in this list.
 LAYERS = [
-    {"errors", "progress", "provenance", "randomness", "ranks", "packing", "printing", "records"},
-    {"core", "config", "pixels"},
+    {"atomic", "errors", "packing", "printing", "progress", "provenance", "randomness", "ranks"},
+    {"core", "config", "pixels", "records"},
     {"backbones", "data", "heads", "sampling", "schedule", "pictures"},
     {"starts", "buffer", "health", "scores"},
     {"abstention"},

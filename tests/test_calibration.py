@@ -126,8 +126,8 @@ def test_a_saturated_posterior_is_flagged():
     model = make_model()
     model.head.gamma2.fill_(1e-6)
     result = gmmc.evaluate(model, tiny_data(), "calibration", EvaluateConfig())["calibration"]
-    assert any(flag.startswith("paper: saturated") for flag in result.flags)
-    assert not any(flag.startswith("fitted: saturated") for flag in result.flags)
+    assert any(flag.startswith("saturated with the paper's γ²") for flag in result.flags)
+    assert not any(flag.startswith("saturated with the fitted γ²") for flag in result.flags)
 
 
 def test_without_validation_images_nothing_is_fitted():

@@ -1,17 +1,16 @@
+import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from gmmc import data
 from gmmc.config import AugmentConfig, DataConfig
-from gmmc.data import Dataset, LabelledImages, hold_out
+from gmmc.data import Dataset, LabelledImages, from_arrays, hold_out
 from gmmc.data.augment import augment, random_shift
-from gmmc.data.files import read_image
 from gmmc.errors import InputError
 
 
 def test_digits_are_whole_disjoint_and_balanced():
-    sets = data.load(DataConfig("digits", 0.1), seed=0)
+    sets = data.load(DataConfig("digits", valid=0.1), seed=0)
     parts = (sets.train, sets.valid, sets.test)
     assert [len(part) for part in parts] == [1294, 144, 359]
     assert sets.shape == (1, 8, 8)
@@ -23,9 +22,27 @@ def test_digits_are_whole_disjoint_and_balanced():
 
 
 def test_the_seed_moves_validation_but_never_the_test_images():
-    a, b = (data.load(DataConfig("digits", 0.1), seed=seed) for seed in (0, 1))
+    a, b = (data.load(DataConfig("digits", valid=0.1), seed=seed) for seed in (0, 1))
     assert torch.equal(a.test.images, b.test.images)
     assert not torch.equal(a.valid.images, b.valid.images)
+
+
+def test_digits_of_another_size():
+    larger, plain = (data.load(DataConfig("digits", size=size), seed=0) for size in (12, 0))
+    assert larger.shape == (1, 12, 12)
+    assert torch.equal(larger.test.labels, plain.test.labels)
+    means = [sets.test.images.float().mean().item() for sets in (larger, plain)]
+    assert means[0] == pytest.approx(means[1], rel=0.03)
+    with pytest.raises(InputError, match=r"data\.label is for parquet files, got 'digit' with digits"):
+        data.load(DataConfig("digits", label="digit"), seed=0)
+
+
+def test_the_fingerprint_is_of_what_is_learned_from():
+    sets = dataset([0, 1, 1])
+    notes = Dataset(sets.train, sets.valid, sets.test, sets.class_names, "name", "root", ("a note",))
+    assert notes.fingerprint == sets.fingerprint
+    assert dataset([0, 1, 0]).fingerprint != sets.fingerprint
+    assert dataset([0, 1, 1], ["a", "c"]).fingerprint != sets.fingerprint
 
 
 def test_hold_out_splits_without_loss():
@@ -58,7 +75,8 @@ def dataset(labels, class_names=("a", "b"), valid=(), size=8):
         (lambda: LabelledImages(images_of(2).float(), torch.zeros(2, dtype=torch.int64)), "uint8"),
         (lambda: LabelledImages(images_of(2), torch.zeros(3, dtype=torch.int64)), "2 whole numbers"),
         (lambda: LabelledImages(images_of(2), torch.zeros(2)), "int64"),
-        (lambda: data.load(DataConfig("cats"), 0), "data.name must be one of digits, got 'cats'"),
+        (lambda: dataset([0, 0], ["a"]), "class_names must name at least two classes, got 'a'"),
+        (lambda: dataset([0, 1, 2], ["a", "b", "a"]), "class_names must differ, got 'a' twice"),
     ],
 )
 def test_bad_data_is_refused(make, message):
@@ -106,48 +124,107 @@ def test_what_a_shift_brings_in(fill, brought_in):
     assert set(new.tolist()) <= brought_in
 
 
-class TestImageFiles:
-    def test_grey_and_colour_files(self, tmp_path):
-        array = torch.arange(64, dtype=torch.uint8).reshape(8, 8)
-        Image.fromarray(array.numpy()).save(tmp_path / "grey.png")
-        assert torch.equal(read_image(tmp_path / "grey.png", (1, 8, 8))[0], array)
-        assert torch.equal(read_image(tmp_path / "grey.png", (3, 8, 8))[2], array)
-        Image.new("RGB", (8, 8), "red").save(tmp_path / "red.png")
-        assert read_image(tmp_path / "red.png", (3, 8, 8))[:, 0, 0].tolist() == [255, 0, 0]
+class TestArrays:
+    images = np.random.default_rng(0).integers(0, 256, (40, 3, 6, 5), dtype=np.uint8)
+    labels = np.arange(40) % 4
 
-    def test_width_and_height_are_not_mixed_up(self, tmp_path):
-        Image.new("L", (9, 8)).save(tmp_path / "wide.png")
-        assert read_image(tmp_path / "wide.png", (1, 8, 9)).shape == (1, 8, 9)
+    def whole(self, sets):
+        """All images and labels in an order that does not depend on the split."""
+        parts = [(sets.train, "train"), (sets.valid, "valid"), (sets.test, "test")]
+        return sorted(
+            (name, image.numpy().tobytes(), label)
+            for part, name in parts
+            for image, label in zip(part.images, part.labels.tolist(), strict=True)
+        )
 
-    def test_resizing_is_asked_for(self, tmp_path):
-        Image.new("L", (28, 20)).save(tmp_path / "big.png")
-        with pytest.raises(InputError, match="must be 8×8 pixels like the training images, got 28×20"):
-            read_image(tmp_path / "big.png", (1, 8, 8))
-        assert read_image(tmp_path / "big.png", (1, 8, 8), resize=True).shape == (1, 8, 8)
+    def test_nothing_is_lost_and_shares_are_held_out(self):
+        sets = from_arrays(self.images, self.labels, test=0.2, valid=0.25)
+        assert [len(part) for part in (sets.train, sets.valid, sets.test)] == [24, 8, 8]
+        assert sets.name == "arrays"
+        assert sets.class_names == ("0", "1", "2", "3")
+        given = sorted(
+            (image.tobytes(), label) for image, label in zip(self.images, self.labels, strict=True)
+        )
+        assert sorted((image, label) for _, image, label in self.whole(sets)) == given
 
-    def test_a_picture_too_large_to_be_meant_is_refused(self, tmp_path, monkeypatch):
-        Image.new("L", (60, 60)).save(tmp_path / "huge.png")
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2000)
-        with pytest.raises(InputError, match=r"cannot read .*huge.png as an image"):
-            read_image(tmp_path / "huge.png", (1, 8, 8), resize=True)
+    def test_every_layout_and_type_gives_the_same(self):
+        expected = self.whole(from_arrays(self.images, self.labels))
+        for images in (
+            self.images.transpose(0, 2, 3, 1),
+            torch.from_numpy(self.images),
+            self.images / 255,
+            (self.images / 255).astype(np.float32).transpose(0, 2, 3, 1),
+            torch.from_numpy(self.images).float().div(255).requires_grad_(),
+            list(self.images),
+        ):
+            assert self.whole(from_arrays(images, self.labels)) == expected
+        grey = self.images[:, :1]
+        expected = self.whole(from_arrays(grey, self.labels))
+        assert self.whole(from_arrays(grey[:, 0], self.labels)) == expected
+        assert self.whole(from_arrays(grey.transpose(0, 2, 3, 1), self.labels)) == expected
 
-    def test_what_cannot_be_read_is_named(self, tmp_path):
-        (tmp_path / "text.png").write_text("not an image")
-        with pytest.raises(InputError, match=r"cannot read .*text.png as an image"):
-            read_image(tmp_path / "text.png", (1, 8, 8))
-        with pytest.raises(InputError, match=r"no image file .*none.png"):
-            read_image(tmp_path / "none.png", (1, 8, 8))
-        with pytest.raises(InputError, match="cannot read"):
-            read_image(tmp_path, (1, 8, 8))
-        Image.new("L", (8, 8)).save(tmp_path / "cut.png")
-        whole = (tmp_path / "cut.png").read_bytes()
-        (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(InputError, match=r"cannot read .*cut.png"):
-            read_image(tmp_path / "cut.png", (1, 8, 8))
+    def test_every_kind_of_labels_gives_the_same(self):
+        expected = self.whole(from_arrays(self.images, self.labels))
+        names = np.array(["ant", "bee", "cat", "dog"])
+        for labels in (
+            self.labels.tolist(),
+            self.labels.astype(np.uint8),
+            torch.from_numpy(self.labels).int(),
+            self.labels + 7,
+            names[self.labels],
+            names[self.labels].astype(object),
+            names[self.labels].tolist(),
+        ):
+            assert self.whole(from_arrays(self.images, labels)) == expected
+        assert from_arrays(self.images, names[self.labels]).class_names == tuple(names)
+        assert from_arrays(self.images, self.labels * 5).class_names == ("0", "5", "10", "15")
 
-    @pytest.mark.parametrize("mode", ["RGBA", "LA", "I;16", "CMYK", "F"])
-    def test_modes_that_would_lose_something_are_refused(self, tmp_path, mode):
-        path = tmp_path / "image.tiff"
-        Image.new(mode, (8, 8)).save(path)
-        with pytest.raises(InputError, match="8-bit grey or RGB without transparency, got mode"):
-            read_image(path, (1, 8, 8))
+    def test_class_names_give_the_order(self):
+        order = ("dog", "cat", "bee", "ant")
+        by_name = from_arrays(self.images, [order[label] for label in self.labels], order)
+        by_number = from_arrays(self.images, self.labels, order)
+        assert by_name.class_names == by_number.class_names == order
+        assert self.whole(by_name) == self.whole(by_number)
+
+    def test_the_seed_moves_validation_but_never_the_test_images(self):
+        a, b = (from_arrays(self.images, self.labels, seed=seed) for seed in (0, 1))
+        assert torch.equal(a.test.images, b.test.images)
+        assert not torch.equal(a.valid.images, b.valid.images)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            (
+                {"images": np.zeros((40, 3, 6, 3), np.uint8)},
+                r"either axis 1 or axis 3 .* got \(40, 3, 6, 3\)",
+            ),
+            ({"images": np.zeros((40, 2, 6, 5), np.uint8)}, r"of length 1 or 3 .* got \(40, 2, 6, 5\)"),
+            ({"images": np.zeros((40, 30), np.uint8)}, r"shape \(N, height, width\), .* got \(40, 30\)"),
+            ({"images": images.astype(np.int64)}, "uint8 or floating point in \\[0, 1\\], got torch.int64"),
+            ({"images": images.astype(np.float32)}, "must lie in \\[0, 1\\], got values from 0 to 255"),
+            ({"images": np.full((40, 6, 5), np.nan)}, "must lie in \\[0, 1\\], got values from nan"),
+            ({"images": [[1], [2, 3]]}, "images must be an array"),
+            (
+                {"labels": np.zeros(39, int)},
+                r"labels must be one per image, 40 in one row, got the shape \(39,\)",
+            ),
+            ({"labels": np.zeros((40, 1), int)}, r"got the shape \(40, 1\)"),
+            ({"labels": labels / 2}, "labels must be whole numbers or strings, got float64"),
+            ({"labels": [None] * 40}, "labels must be whole numbers or strings, got object"),
+            ({"labels": np.zeros(40, int)}, "at least two classes, got '0'"),
+            ({"class_names": ["a", "b"]}, r"labels must lie in 0..1, the positions of class_names, got 2"),
+            (
+                {"class_names": "abcd", "labels": labels - 1},
+                r"lie in 0..3, the positions of class_names, got -1",
+            ),
+            ({"class_names": "ab", "labels": ["a", "c"] * 20}, "labels must be class names, got 'c'"),
+            ({"class_names": "abcde"}, "every class needs a training image, got none for e"),
+            ({"test": 1.0}, "test must be a share from 0 to 0.9, got 1.0"),
+            ({"valid": -0.1}, "valid must be a share from 0 to 0.9, got -0.1"),
+            ({"valid": float("nan")}, "valid must be a share from 0 to 0.9, got nan"),
+        ],
+    )
+    def test_bad_arrays_are_refused(self, changes, message):
+        with pytest.raises(InputError, match=message) as refusal:
+            from_arrays(**{"images": self.images, "labels": self.labels, **changes})
+        assert "\n" not in str(refusal.value)

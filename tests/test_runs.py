@@ -8,8 +8,9 @@ import torch
 
 from conftest import make_model, tiny_config
 from gmmc import runs
+from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
-from gmmc.packing import Damaged, pack, unpack, write_atomic
+from gmmc.packing import Damaged, pack, unpack
 from gmmc.runs import RunFolder, State
 
 

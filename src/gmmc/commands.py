@@ -9,11 +9,11 @@ import torch
 
 from gmmc import data as data_sources
 from gmmc import evaluations, pictures, runs
+from gmmc.atomic import write_atomic
 from gmmc.data.files import read_image
 from gmmc.errors import InputError
 from gmmc.evaluations import Result
 from gmmc.models import Classifier
-from gmmc.packing import write_atomic
 from gmmc.progress import Progress
 
 

@@ -242,6 +242,7 @@ class Learner:
         model.cfg = dataclasses.replace(self.cfg, sampler=sampler)
         model.trained = {
             "updates": self.step,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "weights": "average" if self.average else "last",
             "rollbacks": self.rollbacks,
             "processes": self.fabric.world_size,

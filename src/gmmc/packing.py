@@ -1,8 +1,7 @@
-"""Tensors and JSON in one file with a hash of its content; written whole or not at all, never unpickled."""
+"""Tensors and JSON in one file with a hash of its content, never unpickled."""
 
 import hashlib
 import json
-import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -15,26 +14,6 @@ from torch import Tensor
 
 class Damaged(ValueError):
     """A file that is not what was written."""
-
-
-def write_atomic(path: Path, content: bytes) -> None:
-    """All of the content or none of it, also after a power cut."""
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def pack(tensors: dict[str, Tensor], info: dict[str, Any]) -> tuple[bytes, str]:

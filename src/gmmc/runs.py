@@ -19,10 +19,11 @@ from torch import Tensor
 
 from gmmc import __version__, config, records
 from gmmc.abstention import Reference
+from gmmc.atomic import write_atomic
 from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.models import Classifier, pick_device
-from gmmc.packing import Damaged, pack, unpack, write_atomic
+from gmmc.packing import Damaged, pack, unpack
 from gmmc.records import CONFIG, METRICS, RESULTS
 
 MODEL, RESUME = "model.safetensors", "resume"

@@ -31,11 +31,11 @@ def find(root: Path, paths: Sequence[Path], *, labelled: bool) -> Found:
             inside = _in_class_folders(folder, inside)
         if inside:
             splits[split] = SplitFiles(folder, tuple(inside))
+    if not splits:
+        splits[WHOLE] = SplitFiles(root, tuple(images))  # empty folders of splits tell nothing
     unused = len(images) - sum(len(files.paths) for files in splits.values())
     if unused:
-        notes.append(
-            f"not used: {unused} images outside of the folders of {'classes' if labelled else 'splits'}"
-        )
+        notes.append(f"not used: {unused} of the images, in no {'class' if labelled else 'split'} folder")
     return Found(splits, tuple(notes))
 
 

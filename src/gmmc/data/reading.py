@@ -58,10 +58,11 @@ class Stack:
 
     def add(self, pixels: np.ndarray, where: str) -> None:
         """Take (height, width) of grey or (height, width, 3) of colour."""
+        height, width = pixels.shape[:2]
         if self.done == 0:
             self._first = where
-            self._images = np.empty((self.count, 1, *pixels.shape[:2]), np.uint8)
-        if pixels.shape[:2] != self._images.shape[2:]:
+            self._images = self._room(1, height, width)
+        if (height, width) != self._images.shape[2:]:
             height, width = self._images.shape[2], self._images.shape[3]
             raise InputError(
                 f"all images must have one size, got {pixels.shape[1]}×{pixels.shape[0]} in {where} and "
@@ -72,19 +73,22 @@ class Stack:
             self._images[self.done] = pixels
         else:
             if self._images.shape[1] == 1:
-                self._images = in_colour(self._images, self.done)
+                grey, self._images = self._images, self._room(3, height, width)
+                self._images[: self.done] = grey[: self.done]
             self._images[self.done] = pixels.transpose(2, 0, 1)
         self.done += 1
 
+    def _room(self, channels: int, height: int, width: int) -> np.ndarray:
+        try:
+            return np.empty((self.count, channels, height, width), np.uint8)
+        except MemoryError:
+            many = f"{self.count} of {width}×{height}"
+            raise InputError(
+                f"the images must fit into memory, got {many}; data.size=… shrinks them"
+            ) from None
+
     def tensor(self) -> Tensor:
         return torch.from_numpy(self._images)
-
-
-def in_colour(images: np.ndarray, filled: int) -> np.ndarray:
-    """Three channels in place of one, where the stack is filled."""
-    wider = np.empty((len(images), 3, *images.shape[2:]), np.uint8)
-    wider[:filled] = images[:filled]
-    return wider
 
 
 def read_all(batches: Iterable[Sequence[Encoded]], count: int, wanted: Wanted, title: str) -> Reading:

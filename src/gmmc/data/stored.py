@@ -21,6 +21,8 @@ from gmmc.pixels import Shape
 def find(path: Path, *, labelled: bool) -> Found:
     """The splits of a parquet file or of a folder. Without labels, missing files are no error."""
     if path.is_file():
+        if path.suffix.lower() != shards.SUFFIX:
+            raise InputError(f"a data set must be a folder or a {shards.SUFFIX} file, got {path}")
         return Found({WHOLE: SplitFiles(path, (path,))})
     try:
         files = list(visible_files(path))
@@ -93,9 +95,10 @@ def _together(readings: dict[str, Reading], path: Path) -> tuple[dict[str, Label
         )
         raise InputError(f"all images of {path} must have one size, got {each}; data.size=… resizes them")
     channels = max(reading.images.shape[1] for reading in readings.values())
+    position = {name: i for i, name in enumerate(classes)}
     parts = {}
     for split, reading in readings.items():
-        positions = torch.tensor([classes.index(name) for name in reading.classes])
+        positions = torch.tensor([position[name] for name in reading.classes])
         images = reading.images.expand(-1, channels, -1, -1).contiguous()
         parts[split] = LabelledImages(images, positions[reading.labels])
     return parts, tuple(map(str, classes))
@@ -125,8 +128,11 @@ def conversion_notes(readings: Iterable[Reading]) -> list[str]:
         colour += len(reading.images) - reading.grey
     if grey and colour:
         tally["grey", TO_RGB] += grey
-    by_result: dict[str, list[str]] = {}
+    by_result: dict[str, list[tuple[int, str]]] = {}
     for (was, done), count in sorted(tally.items()):
-        by_result.setdefault(done, []).append(f"{count:,} {was}")
-    phrases = [f"{', '.join(counts)} image(s) {done}" for done, counts in by_result.items()]
+        by_result.setdefault(done, []).append((count, was))
+    phrases = []
+    for done, counts in by_result.items():
+        noun = "image" if sum(count for count, _ in counts) == 1 else "images"
+        phrases.append(f"{', '.join(f'{count} {was}' for count, was in counts)} {noun} {done}")
     return ["; ".join(phrases)] if phrases else []

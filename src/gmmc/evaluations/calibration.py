@@ -8,7 +8,7 @@ from gmmc import core
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.evaluations.result import Result, conditions
-from gmmc.evaluations.temperatures import temperatures
+from gmmc.evaluations.temperatures import IN_WORDS, temperatures
 from gmmc.progress import Progress
 from gmmc.randomness import generator
 from gmmc.scores import logits_at, raw_of, tempered
@@ -28,7 +28,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
         logits = logits_at(network, raw, gamma2)
         measured, curves[name] = measure(logits, labels, cfg.seed)
         values |= {f"{name}/{key}": value for key, value in {"gamma2": gamma2, **measured}.items()}
-        flags += doubts(name, measured, len(labels))
+        flags += doubts(IN_WORDS[name], measured, len(labels))
     if "fitted" not in found:
         flags.append("no temperature is fitted: there are no validation images")
     return Result(
@@ -105,16 +105,16 @@ def brier(posterior: Tensor, labels: Tensor) -> float:
     return (posterior - truth).square().sum(-1).mean().item()
 
 
-def doubts(name: str, values: dict[str, float], images: int) -> list[str]:
+def doubts(temperature: str, values: dict[str, float], images: int) -> list[str]:
     flags = []
     if values["saturated"] >= SATURATED:
         flags.append(
-            f"{name}: saturated, {values['saturated']:.0%} of the confidences are exactly 1 in single "
-            "precision; the ECE is then little more than the error rate"
+            f"saturated with {temperature}: {values['saturated']:.0%} of the confidences are exactly 1 in "
+            "single precision, and the ECE is little more than the error rate"
         )
     if values["ece"] < 1.25 * values["ece_if_perfect"]:
         flags.append(
-            f"{name}: on {images} images this ECE cannot be told from perfect calibration "
-            f"(chance alone gives {values['ece_if_perfect']:.2%})"
+            f"with {temperature} the ECE cannot be told from perfect calibration on {images:,} images, where "
+            f"chance alone gives {values['ece_if_perfect']:.2%}"
         )
     return flags

@@ -9,7 +9,7 @@ from gmmc.errors import InputError
 from gmmc.evaluations import intervals
 from gmmc.evaluations.detection import bootstrap, detect, histogram
 from gmmc.evaluations.result import Result, conditions
-from gmmc.evaluations.temperatures import temperatures
+from gmmc.evaluations.temperatures import IN_WORDS, temperatures
 from gmmc.progress import Progress
 from gmmc.scores import Tempered, density_and_confidence, gradient_norms, logits_at, raw_of, tempered
 
@@ -99,7 +99,7 @@ def short(name: str) -> str:
 def ties(inside: Scores) -> list[str]:
     """A score that is the same for all images tells nothing apart: a network may pass no gradient back."""
     return [
-        f"{score} at γ² {name}: all test images have the same score"
+        f"{score} with {IN_WORDS[name]}: all test images have the same score"
         for (score, name), values in inside.items()
         if len(values) > 1 and (values == values[0]).all()
     ]

@@ -1,0 +1,80 @@
+"""One self-contained HTML page about one run or several; no model is loaded for it.
+
+Files of a run → `reading` → `headline`, `training`, `sections` (with `figures`, `pictures`) → the template.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import jinja2
+
+from gmmc import __version__
+from gmmc.atomic import write_atomic
+from gmmc.errors import InputError
+from gmmc.progress import Progress
+from gmmc.records import REPORT, RESULTS
+from gmmc.report import pictures, sections
+from gmmc.report.headline import headline
+from gmmc.report.parts import NOT_OURS, Section
+from gmmc.report.reading import Run, read_runs
+from gmmc.report.training import status, training
+
+__all__ = ["write_report"]
+
+
+def write_report(runs: Sequence[str | Path], out: Path | None = None) -> Path:
+    """Write the page about these run folders; by default report.html in the first."""
+    read = read_runs(runs)
+    path = Path(out) if out else read[0].path / REPORT
+    if path.is_dir():
+        raise InputError(f"--out must be the name of a file, got the folder {str(path)!r}")
+    page = render(read)
+    try:
+        write_atomic(path, page.encode())
+    except OSError as error:
+        raise InputError(f"cannot write --out {str(path)!r}: {error.strerror}") from None
+    return path
+
+
+def render(runs: list[Run]) -> str:
+    """The page as text."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals["NOT_OURS"] = NOT_OURS
+    now = datetime.now().astimezone()
+    return environment.get_template("page.html.jinja").render(
+        runs=[(run, status(run)) for run in runs],
+        title=", ".join(run.name for run in runs),
+        data=", ".join(dict.fromkeys(run.data for run in runs)),
+        date=f"{now.day} {now:%B %Y}",
+        version=__version__,
+        commits=[commit[:10] for commit in dict.fromkeys(commit for run in runs for commit in run.commits)],
+        sections=build_sections(runs),
+    )
+
+
+def build_sections(runs: list[Run]) -> list[Section]:
+    names = sections.names(runs)
+    most = pictures.share(runs)
+    built = []
+    with Progress("report", len(names) + 1) as bar:
+        for done, name in enumerate(names):
+            bar.update(done, name)
+            try:
+                built.append(sections.build(name, runs, most))
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+                places = ", ".join(str(run.path / RESULTS) for run in runs if name in run.results)
+                why = " ".join(f"{type(error).__name__}: {error}".split())
+                raise InputError(
+                    f"the entry {name!r} in {places} cannot be shown ({why}); evaluate it again"
+                ) from None
+        bar.update(len(names), "training")
+        built.append(training(runs))
+        bar.update(len(names) + 1)
+    return [headline(runs), *built]

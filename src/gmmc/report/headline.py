@@ -1,0 +1,185 @@
+"""The table at the top: all runs side by side, and what others published beside them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gmmc.report import published
+from gmmc.report.numbers import MISSING, duration, plain, printed
+from gmmc.report.ood import SETS, Places
+from gmmc.report.parts import NOT_OURS, Cell, Group, Line, Section, Table, cell, flags
+from gmmc.report.reading import Run
+
+PUBLISHED_MODELS = ("GMMC (Gen)", "GMMC (Dis)", "JEM", "Softmax")  # those with a number in several tables
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A line of the table: a value of ours, and where others have printed the like."""
+
+    label: str
+    value: str
+    number: str = ""
+    tables: tuple[str, ...] = ()
+
+
+ACCURACY_TABLES = ("hybrid", "accuracy")
+GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
+    "accuracy": (
+        "Classification",
+        (
+            Wanted("test accuracy", "top1", "top1", ACCURACY_TABLES),
+            Wanted("NLL", "nll"),
+            Wanted("Brier score", "brier"),
+        ),
+    ),
+    "calibration": (
+        "Calibration (ECE)",
+        (
+            Wanted("with the paper’s γ²", "paper/ece"),
+            Wanted("with γ = 1", "unit/ece"),
+            Wanted("with γ² fitted on validation images", "fitted/ece"),
+            # Beside none of ours: the paper does not say at which temperature it measured.
+            Wanted("with a γ² that was not stated", "", "ece", ("calibration",)),
+        ),
+    ),
+    "ood": ("Other images (AUROC by log p(x))", ()),  # a line per set, see `lines_of`
+    "samples": (
+        "Samples",
+        (
+            Wanted("recognised by an independent SVC", "svc_agreement"),
+            Wanted("variety, real images = 1", "diversity"),
+            Wanted("Inception Score", "inception_score", "inception_score", ("hybrid",)),
+            Wanted("FID", "fid", "fid", ("hybrid",)),
+        ),
+    ),
+    "latent": ("Features", (Wanted("accuracy of nearest neighbours", "knn_accuracy"),)),
+}
+
+
+def headline(runs: Sequence[Run]) -> Section:
+    others = published_rows(runs)
+    models = [m for m in PUBLISHED_MODELS if any(row.model == m for row in others)]
+    table = Table([run.name for run in runs] + models, published_columns=len(models))
+    table.caption = f"In italics: {NOT_OURS}." if models else ""
+    for name, (title, _) in GROUPS.items():
+        if any(name in run.results for run in runs):
+            table.lines += group_lines(name, title, runs, models, others, table)
+    table.lines += training_lines(runs, len(models))
+    text = "Small print below a number is its 95% interval." if any_intervals(runs) else ""
+    return Section("headline", "At a glance", text, groups=[Group(tables=[table]), *literature(runs)])
+
+
+def any_intervals(runs: Sequence[Run]) -> bool:
+    return any(entry.intervals for run in runs for entry in run.results.values())
+
+
+def published_rows(runs: Sequence[Run]) -> list[published.Row]:
+    """Of the data set of the runs, if it is one, and only for what was evaluated."""
+    measured = {name for run in runs for name in run.results}
+    wanted = {
+        table for name in GROUPS if name in measured for w in lines_of(name, runs) for table in w.tables
+    }
+    return published.find(common_data(runs), *sorted(wanted)) if common_data(runs) else []
+
+
+def common_data(runs: Sequence[Run]) -> str:
+    data = {run.data for run in runs}
+    return data.pop() if len(data) == 1 else ""
+
+
+def lines_of(name: str, runs: Sequence[Run]) -> Sequence[Wanted]:
+    if name != "ood":
+        return GROUPS[name][1]
+    places = Places(runs)
+    if not places.temperatures:
+        return ()
+    t = places.temperatures[0]
+    return [
+        Wanted(SETS.get(s, s), f"{s}/log_density/{t}/auroc", s, ("ood/log_density",)) for s in places.sets
+    ]
+
+
+def group_lines(
+    name: str,
+    title: str,
+    runs: Sequence[Run],
+    models: Sequence[str],
+    others: Sequence[published.Row],
+    table: Table,
+) -> list[Line]:
+    """The lines of one evaluation under its title, and its doubts right below."""
+    lines = [Line(title, kind="group")]
+    for wanted in lines_of(name, runs):
+        ours = [cell(run.results.get(name), wanted.value) for run in runs]
+        theirs = [published_cell(model, wanted, others, table) for model in models]
+        if any(c.text != MISSING for c in (*ours, *theirs)):
+            lines.append(Line(wanted.label, [*ours, *theirs]))
+    lines += [Line(": ".join(filter(None, pair)), kind="flag") for pair in flags(name, runs)]
+    return lines if len(lines) > 1 else []
+
+
+def published_cell(model: str, wanted: Wanted, others: Sequence[published.Row], table: Table) -> Cell:
+    for row in others:
+        if row.model == model and row.table in wanted.tables and wanted.number in row.numbers:
+            kind = "auroc" if row.table.startswith("ood/") else wanted.number
+            text = printed(kind, row.numbers[wanted.number])
+            return Cell(text, source=f"{NOT_OURS}: {row.citation}", note=table.note(row.citation))
+    return Cell()
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def training_lines(runs: Sequence[Run], others: int) -> list[Line]:
+    facts = {
+        "state": [Cell(run.state) for run in runs],
+        "time": [Cell(duration(last(run, "seconds"))) for run in runs],
+        "updates": [Cell(whole(last(run, "step"))) for run in runs],
+        "rollbacks": [Cell(whole(last(run, "rollbacks", 0 if run.metrics else None))) for run in runs],
+        "parameters": [Cell(whole(run.trained.get("parameters"))) for run in runs],
+        "backbone": [Cell(str(run.config.get("model", {}).get("backbone", MISSING))) for run in runs],
+    }
+    lines = [Line(label, cells + [Cell("")] * others) for label, cells in facts.items()]
+    return [
+        Line("Training", kind="group"),
+        *(line for line in lines if any(c.text not in ("", MISSING) for c in line.cells)),
+    ]
+
+
+def last(run: Run, key: str, otherwise: Any = None) -> Any:
+    """As metrics.jsonl ends; where there is none, as the evaluations remember it."""
+    if run.metrics:
+        return run.metrics[-1].get(key, otherwise)
+    return run.trained.get("updates" if key == "step" else key, otherwise)
+
+
+def whole(number: Any) -> str:
+    return plain(number) if isinstance(number, int) else MISSING
+
+
+# --- others ---------------------------------------------------------------------------------------
+
+
+def literature(runs: Sequence[Run]) -> list[Group]:
+    """Accuracy and samples of the paper's models, and to unfold those of its peers."""
+    data = common_data(runs)
+    if not any("accuracy" in run.results for run in runs):
+        return []  # nothing to compare with yet
+    groups = []
+    for title, folded, tables in (
+        (f"Models published on {data}", False, ACCURACY_TABLES),
+        (f"Later and neighbouring models on {data}", True, ("peers",)),
+    ):
+        rows = published.find(data, *tables)
+        keys = [k for k in ("top1", "inception_score", "fid") if any(k in row.numbers for row in rows)]
+        names = {"top1": "accuracy", "inception_score": "Inception Score", "fid": "FID"}
+        table = Table([names[key] for key in keys])
+        for run in runs:
+            sampled = run.results.get("samples")
+            cells = [cell(run.results.get("accuracy") if k == "top1" else sampled, k) for k in keys]
+            table.lines.append(Line(run.name, cells))
+        table.add_published(rows, keys)
+        if rows:
+            groups.append(Group(title, tables=[table], folded=folded))
+    return groups

@@ -1,0 +1,68 @@
+"""Pictures of a run folder inside the page, small enough for it."""
+
+import base64
+import io
+
+from PIL import Image
+
+from gmmc.report.parts import Panel
+from gmmc.report.reading import Run
+
+ALL_PICTURES = 3_500_000  # bytes of a page
+QUALITIES = (90, 75, 50)
+CAPTIONS = {
+    "samples/by_class.png": ("Fresh samples by class", "a row per class, the first seeds, none left out"),
+    "samples/unconditional.png": ("Fresh samples of any class", "the first seeds, none left out"),
+    "samples/nearest.png": ("Samples nearest to their class mean", "chosen: the least energy of each class"),
+    "samples/farthest.png": (
+        "Samples farthest from their class mean",
+        "chosen: the most energy of each class",
+    ),
+    "samples/film.png": ("From noise to image", "a chain per row, its number of steps above"),
+}
+
+
+def share(runs: list[Run]) -> int:
+    """Bytes that each picture may take."""
+    count = sum(len(entry.files) for run in runs for entry in run.results.values())
+    return ALL_PICTURES // max(count, 1)
+
+
+def panel(run: Run, file: str, most: int, *, several: bool) -> Panel:
+    """A picture that results.json names; one that is gone is told, not left out."""
+    title, detail = CAPTIONS.get(file, (file, ""))
+    alt = f"{title} of the run {run.name}{', ' + detail if detail else ''}."
+    detail = " · ".join(filter(None, [run.name if several else "", detail]))
+    path = run.path / file
+    if not path.resolve().is_relative_to(run.path.resolve()):
+        return Panel(
+            title, detail, missing=f"{file} lies outside the run folder: not shown", wide=not several
+        )
+    try:
+        original = path.read_bytes()
+        kind, content = fitted(original, most)
+    except (OSError, SyntaxError) as error:  # Pillow raises both for damaged files
+        gone = isinstance(error, FileNotFoundError)
+        why = "is not in the run folder any more" if gone else "is no picture that can be read"
+        return Panel(title, detail, missing=f"{file} {why}", wide=not several)
+    if content != original:
+        detail = ", ".join(filter(None, [detail, f"compressed for this page; the original is {file}"]))
+    source = f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
+    return Panel(title, detail, picture=source, alt=alt, wide=not several)
+
+
+def fitted(content: bytes, most: int) -> tuple[str, bytes]:
+    """(kind, content) of a picture within so many bytes: as it is, else compressed, else also smaller."""
+    with Image.open(io.BytesIO(content)) as picture:
+        kind = (picture.format or "").lower()
+        if kind in ("png", "jpeg", "gif", "webp") and len(content) * 4 / 3 <= most:
+            picture.verify()
+            return kind, content
+        picture = picture.convert("RGB")
+    while True:
+        for quality in QUALITIES:
+            smaller = io.BytesIO()
+            picture.save(smaller, format="WEBP", quality=quality)
+            if smaller.tell() * 4 / 3 <= most or max(picture.size) < 64:
+                return "webp", smaller.getvalue()
+        picture = picture.reduce(2)

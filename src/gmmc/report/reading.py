@@ -1,0 +1,100 @@
+"""What the report knows of a run: its files, as they are at this moment."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gmmc.config import read_toml
+from gmmc.errors import InputError
+from gmmc.records import CONFIG, RESULTS, read_metrics, read_results
+
+MODEL, LAST_GOOD = "model.safetensors", "last-good.safetensors"  # only looked for, never opened
+PARTS = {"values": dict, "intervals": dict, "curves": dict, "files": list, "flags": list, "conditions": dict}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One evaluation of results.json; what an older version did not write is empty."""
+
+    values: dict[str, Any]
+    intervals: dict[str, Any]
+    curves: dict[str, Any]
+    files: list[str]
+    flags: list[str]
+    conditions: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    path: Path
+    name: str
+    config: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    results: dict[str, Entry]
+
+    @property
+    def data(self) -> str:
+        return str(self.config.get("data", {}).get("name", "unknown data"))
+
+    @property
+    def state(self) -> str:
+        """finished, diverged or in progress."""
+        if (self.path / MODEL).exists():
+            return "finished"
+        given_up = bool(self.metrics) and self.metrics[-1].get("event") == "diverged"
+        return "diverged" if given_up or (self.path / LAST_GOOD).exists() else "in progress"
+
+    @property
+    def trained(self) -> dict[str, Any]:
+        """What the newest evaluations tell about the training."""
+        facts: dict[str, Any] = {}
+        for entry in self.results.values():
+            told = entry.conditions.get("trained")
+            facts |= told if isinstance(told, dict) else {}
+        return facts
+
+    @property
+    def commits(self) -> list[str]:
+        """Of the code that measured, in the order of first use."""
+        told = [str(entry.conditions.get("commit", "")) for entry in self.results.values()]
+        return [commit for commit in dict.fromkeys(told) if commit]
+
+
+def read_runs(folders: Sequence[str | Path]) -> list[Run]:
+    paths = [Path(folder) for folder in folders]
+    if not paths:
+        raise InputError("RUN must be at least one run folder, got none")
+    for path in paths:
+        if not (path / CONFIG).is_file():
+            raise InputError(f"RUN must be a run folder, with a {CONFIG} in it, got {str(path)!r}")
+    return [_read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
+
+
+def _read(path: Path, name: str) -> Run:
+    results = {str(key): _entry(path / RESULTS, key, entry) for key, entry in read_results(path).items()}
+    recipe = read_toml(path / CONFIG)
+    for section, table in recipe.items():
+        if not isinstance(table, dict):
+            raise InputError(f"{path / CONFIG} is damaged: [{section}] must be a table, got {table!r}")
+    return Run(path, name, recipe, read_metrics(path), results)
+
+
+def _entry(file: Path, name: str, entry: Any) -> Entry:
+    parts = {key: entry.get(key, kind()) for key, kind in PARTS.items()} if isinstance(entry, dict) else {}
+    if not parts or any(not isinstance(parts[key], kind) for key, kind in PARTS.items()):
+        raise InputError(f"{file} is damaged in entry {name!r}; run gmmc evaluate with {name} again")
+    return Entry(**parts)
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell all of them apart; the same folder twice is numbered."""
+    whole = [path.resolve().parts for path in paths]
+    depth = 1
+    while depth < max(map(len, whole)) and len({parts[-depth:] for parts in whole}) < len(set(whole)):
+        depth += 1
+    names = ["/".join(parts[-depth:]) for parts in whole]
+    return [
+        f"{name} ({names[: i + 1].count(name)})" if name in names[:i] else name
+        for i, name in enumerate(names)
+    ]

@@ -1,0 +1,237 @@
+"""Results → sections of the page, one per evaluation. What is not known by name is shown as it is."""
+
+from collections.abc import Callable, Sequence
+
+from gmmc.report import figures, pictures, published
+from gmmc.report.ood import out_of_distribution
+from gmmc.report.parts import Group, Key, Line, Panel, Section, Table, cell, conditions, flags
+from gmmc.report.reading import Entry, Run
+
+TEMPERATURES = {"paper": "the paper’s γ²", "unit": "γ = 1", "fitted": "γ² fitted on validation images"}
+LABELS = {
+    "top1": "accuracy",
+    "nll": "NLL",
+    "brier": "Brier score",
+    "errors": "wrong images",
+    "svc_agreement": "samples an independent SVC recognises",
+    "svc_test_accuracy": "accuracy of that SVC on real test images",
+    "diversity": "variety of samples, real images = 1",
+    "silhouette": "silhouette",
+    "knn_accuracy": "accuracy of nearest neighbours among features",
+    "nearest_mean_accuracy": "accuracy of the nearest class mean",
+    "between_within": "spread between / within classes",
+    "mean_cosine": "mean cosine of two class means",
+    "max_cosine": "largest cosine of two class means",
+    "simplex_cosine": "cosine of two corners of a simplex",
+}
+
+
+def build(name: str, runs: Sequence[Run], picture_bytes: int) -> Section:
+    """The section of one evaluation, for all runs side by side."""
+    title, text, builder = KNOWN.get(name, (label(name), "", generic))
+    groups = builder(name, runs, picture_bytes)
+    return Section(name, title, text, flags(name, runs), groups, conditions(name, runs))
+
+
+def label(name: str) -> str:
+    return LABELS.get(name, name.replace("_", " ").replace("/", " / "))
+
+
+def having(name: str, runs: Sequence[Run]) -> list[tuple[Run, Entry]]:
+    return [(run, run.results[name]) for run in runs if name in run.results]
+
+
+def value_table(name: str, runs: Sequence[Run]) -> Table:
+    """A line per value, a column per run."""
+    keys = dict.fromkeys(key for _, entry in having(name, runs) for key in entry.values)
+    table = Table([run.name for run in runs])
+    table.lines = [Line(label(key), [cell(run.results.get(name), key) for run in runs]) for key in keys]
+    return table
+
+
+def class_names(entry: Entry, count: int) -> list[str]:
+    """Older results name no classes: then their numbers."""
+    names = entry.curves.get("class_names") or range(count)
+    return [str(name) for name in names]
+
+
+def per_run(run: Run, runs: Sequence[Run]) -> str:
+    return run.name if len(runs) > 1 else ""
+
+
+# --- accuracy -------------------------------------------------------------------------------------
+
+
+def accuracy(name: str, runs: Sequence[Run], _: int) -> list[Group]:
+    bars, maps = [], []
+    for run, entry in having(name, runs):
+        shares, counts = entry.curves.get("top1_per_class"), entry.curves.get("confusion")
+        if shares and len(shares) <= figures.LEGEND_CLASSES:
+            svg = figures.per_class(
+                shares, class_names(entry, len(shares)), f"Test accuracy of each class, run {run.name}."
+            )
+            bars.append(Panel("Accuracy by class", per_run(run, runs), svg))
+        if counts:
+            alt = f"Confusion of true and named classes on the test images, run {run.name}."
+            svg = figures.confusion(counts, class_names(entry, len(counts)), alt)
+            told = (
+                "shade: share of the true class"
+                if len(counts) > figures.LEGEND_CLASSES
+                else "number of test images"
+            )
+            detail = ", ".join(filter(None, [per_run(run, runs), told]))
+            maps.append(Panel("Confusion", detail, svg, wide=len(counts) > len(figures.CLASS_COLOURS)))
+    return [Group(tables=[value_table(name, runs)]), Group(panels=bars + maps, broad=True)]
+
+
+# --- calibration ----------------------------------------------------------------------------------
+
+CALIBRATION = {
+    "gamma2": "γ²",
+    "ece": "ECE",
+    "ece_if_perfect": "ECE if perfect",
+    "adaptive_ece": "adaptive ECE",
+    "nll": "NLL",
+    "brier": "Brier",
+    "saturated": "saturated",
+}
+
+
+def calibration(name: str, runs: Sequence[Run], _: int) -> list[Group]:
+    found = having(name, runs)
+    known = {key.split("/")[0] for _, entry in found for key in entry.values if "/" in key}
+    temperatures = [t for t in TEMPERATURES if t in known] + sorted(known - TEMPERATURES.keys())
+    table = Table(list(CALIBRATION.values()))
+    for t in temperatures:
+        table.lines.append(Line(TEMPERATURES.get(t, t), kind="group"))
+        for run in runs:
+            cells = [cell(run.results.get(name), f"{t}/{key}") for key in CALIBRATION]
+            table.lines.append(Line(run.name, cells))
+    if len({run.data for run in runs}) == 1:
+        table.add_published(published.find(runs[0].data, "calibration"), list(CALIBRATION))
+    panels = [
+        reliability_panel(run, entry, t, runs)
+        for run, entry in found
+        for t in temperatures
+        if t in entry.curves
+    ]
+    legend = [
+        Key("accuracy of the images with that confidence", "var(--accent)"),
+        Key("pale: not sure enough", "color-mix(in srgb, var(--accent) 45%, transparent)"),
+        Key("too sure", "color-mix(in srgb, var(--bad) 45%, transparent)"),
+        Key("share of the images", "var(--soft)"),
+    ]
+    return [Group(tables=[table]), Group(panels=panels, legend=legend if panels else [])]
+
+
+def reliability_panel(run: Run, entry: Entry, t: str, runs: Sequence[Run]) -> Panel:
+    title = TEMPERATURES.get(t, t)
+    ece = cell(entry, f"{t}/ece").text
+    alt = f"Reliability diagram with {title}, run {run.name}: accuracy against confidence, ECE {ece}."
+    title = title[0].upper() + title[1:] if title.startswith("the ") else title
+    return Panel(
+        title,
+        " · ".join(filter(None, [per_run(run, runs), f"ECE {ece}"])),
+        figures.reliability(entry.curves[t], alt),
+    )
+
+
+# --- features, samples, the rest ------------------------------------------------------------------
+
+
+def latent(name: str, runs: Sequence[Run], _: int) -> list[Group]:
+    groups = [Group(tables=[value_table(name, runs)])]
+    panels, legend = [], []
+    for run, entry in having(name, runs):
+        points = entry.curves.get("tsne")
+        if not points:
+            continue
+        names = class_names(entry, 1 + max(points["label"], default=-1))
+        alt = f"Map of the features (t-SNE) of {len(points['x'])} test images by class, run {run.name}."
+        svg = figures.scatter(points, names, alt)
+        panels.append(Panel("t-SNE of the features", per_run(run, runs), svg))
+        if len(names) <= figures.LEGEND_CLASSES:
+            legend = [
+                Key(text, look.colour, glyph=look.glyph)
+                for text, look in zip(names, map(figures.class_look, range(len(names))), strict=True)
+            ]
+    return [*groups, Group(panels=panels, legend=legend, broad=True)]
+
+
+def samples(name: str, runs: Sequence[Run], picture_bytes: int) -> list[Group]:
+    bars = []
+    for run, entry in having(name, runs):
+        shares = entry.curves.get("svc_agreement_per_class")
+        if shares and len(shares) <= figures.LEGEND_CLASSES:
+            names = class_names(run.results.get("accuracy", entry), len(shares))
+            alt = f"Share of the samples of each class that the SVC recognises, run {run.name}."
+            bars.append(
+                Panel("Recognised by class", per_run(run, runs), figures.per_class(shares, names, alt))
+            )
+    return [
+        Group(tables=[value_table(name, runs)], panels=bars, broad=True),
+        Group(panels=picture_panels(name, runs, picture_bytes), broad=True),
+    ]
+
+
+def picture_panels(name: str, runs: Sequence[Run], picture_bytes: int) -> list[Panel]:
+    """Pictures of a kind stand together, run below run."""
+    files = dict.fromkeys(str(file) for _, entry in having(name, runs) for file in entry.files)
+    order = [file for file in pictures.CAPTIONS if file in files]
+    order += [file for file in files if file not in order]
+    return [
+        pictures.panel(run, file, picture_bytes, several=len(runs) > 1)
+        for file in order
+        for run, entry in having(name, runs)
+        if file in entry.files
+    ]
+
+
+def generic(name: str, runs: Sequence[Run], picture_bytes: int) -> list[Group]:
+    """An evaluation this version has no page for: its values and pictures, and the names of its curves."""
+    panels = picture_panels(name, runs, picture_bytes)
+    curves = dict.fromkeys(key for _, entry in having(name, runs) for key in entry.curves)
+    text = f"In results.json there are also the curves {', '.join(curves)}." if curves else ""
+    table = value_table(name, runs)
+    return [Group(tables=[table] if table.lines else [], panels=panels, text=text, broad=True)]
+
+
+Builder = Callable[[str, Sequence[Run], int], list[Group]]
+KNOWN: dict[str, tuple[str, str, Builder]] = {
+    "accuracy": (
+        "Accuracy",
+        "How often, and how confidently, the right class is named on test images.",
+        accuracy,
+    ),
+    "calibration": (
+        "Calibration",
+        "Of images that get a confidence of 80%, 80% should be right. γ² is a temperature: it changes how "
+        "sure the model claims to be, and with equal priors no decision. “If perfect” is the ECE that a "
+        "perfectly calibrated model with the same confidences would show on so few images.",
+        calibration,
+    ),
+    "ood": (
+        "Other images",
+        "Images unlike the training images should get a lower score. AUROC is the chance that an image "
+        "like them scores higher than one that is not; 0.5 is a coin.",
+        out_of_distribution,
+    ),
+    "latent": (
+        "Features",
+        "How the classes lie in the space of features. A max-Mahalanobis head pulls them to the corners of "
+        "a simplex.",
+        latent,
+    ),
+    "samples": (
+        "Samples",
+        "Drawn from noise by the finished model, and judged by a classifier that never saw it.",
+        samples,
+    ),
+}
+ORDER = list(KNOWN)
+
+
+def names(runs: Sequence[Run]) -> list[str]:
+    """The evaluations of all runs, known ones first."""
+    found = dict.fromkeys(name for run in runs for name in run.results)
+    return [name for name in ORDER if name in found] + [name for name in found if name not in ORDER]

@@ -1,0 +1,98 @@
+"""How the training went, from metrics.jsonl; also while it still runs."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from gmmc.report import figures
+from gmmc.report.canvas import ACCENT, PAINT, RUNS, WARM
+from gmmc.report.figures import Curve, Scale
+from gmmc.report.numbers import duration, plain
+from gmmc.report.parts import Group, Key, Panel, Section
+from gmmc.report.reading import Run
+
+# title, the keys drawn solid and dashed with what they are, the scale
+PANELS: tuple[tuple[str, tuple[tuple[str, str], ...], Scale], ...] = (
+    ("Energy", (("real_energy", "real images"), ("sampled_energy", "sampled images")), "energy"),
+    ("Accuracy", (("valid_accuracy", "validation images"), ("accuracy", "training batches")), "percent"),
+    ("Force ratio R", (("force_ratio", "push of samples / pull of real images"),), "linear"),
+    ("Learning rate", (("lr", "learning rate"),), "linear"),
+    ("β", (("beta", "weight of sampled energies"),), "linear"),
+)
+
+
+def status(run: Run) -> str:
+    """Where the training stands, in a sentence."""
+    if not run.metrics:
+        return "finished" if run.state == "finished" else f"{run.state}: no line of metrics yet"
+    line = run.metrics[-1]
+    where = f"update {plain(int(line['step']))}"
+    after = f" after {duration(line['seconds'])}" if "seconds" in line else ""
+    words = {
+        "finished": f"finished at {where}{after}",
+        "diverged": f"stopped by the guard at {where}{after}",
+        "in progress": f"in progress: last seen at {where}{after}",
+    }
+    return words[run.state]
+
+
+def training(runs: Sequence[Run]) -> Section:
+    events = [
+        (run.name if len(runs) > 1 else "", told(line))
+        for run in runs
+        for line in run.metrics
+        if "event" in line
+    ]
+    panels = [panel for title, keys, scale in PANELS if (panel := curve_panel(title, keys, scale, runs))]
+    legend = []
+    if len(runs) > 1:
+        legend = [Key(run.name, PAINT[RUNS[i % len(RUNS)]]) for i, run in enumerate(runs) if run.metrics]
+    if any("event" in line for run in runs for line in run.metrics):
+        legend.append(Key("the guard stepped in", "var(--bad)", dashed=True))
+    empty = [run.name for run in runs if not run.metrics]
+    text = f"No metrics yet: {', '.join(empty)}." if empty else ""
+    return Section("training", "Training", text, events, [Group(panels=panels, legend=legend, broad=True)])
+
+
+def told(line: dict[str, Any]) -> str:
+    where, reason = f"update {plain(int(line['step']))}", line.get("reason", "no reason is recorded")
+    if line["event"] == "rollback" and "to" in line:
+        return f"rolled back at {where} to update {plain(int(line['to']))}: {reason}"
+    return f"{line['event']} at {where}: {reason}"
+
+
+def curve_panel(
+    title: str, keys: Sequence[tuple[str, str]], scale: Scale, runs: Sequence[Run]
+) -> Panel | None:
+    curves, legend = [], {}
+    for i, run in enumerate(runs):
+        for j, (key, meaning) in enumerate(keys):
+            curve = over_run(
+                run, key, RUNS[i % len(RUNS)] if len(runs) > 1 else (ACCENT, WARM)[j], dashed=j > 0
+            )
+            if any(value is not None for value in curve.values):
+                curves.append(curve)
+                shade = "currentColor" if len(runs) > 1 else PAINT[curve.colour]
+                legend[meaning] = Key(meaning, shade, dashed=j > 0)
+    if not curves:
+        return None
+    rollbacks = [int(line["step"]) for run in runs for line in run.metrics if "event" in line]
+    names = ", ".join(run.name for run in runs)
+    alt = f"{title} over the updates of training ({' and '.join(legend)}), run {names}."
+    svg = figures.over_updates(curves, alt, scale=scale, rollbacks=rollbacks)
+    return Panel(title, svg=svg, legend=list(legend.values()))
+
+
+def over_run(run: Run, key: str, colour: str, *, dashed: bool) -> Curve:
+    """The values of a key; the line breaks where training went back, and what was not finite is left out."""
+    steps: list[int] = []
+    values: list[float | None] = []
+    for line in run.metrics:
+        value = line.get(key)
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            steps.append(int(line["step"]))
+            values.append(float(value))
+        if "event" in line:
+            steps.append(int(line["step"]))
+            values.append(None)
+    return Curve(steps, values, colour, dashed)

@@ -1,0 +1,183 @@
+"""Run folders as the program writes them, and a page as its elements: what the tests of the report share."""
+
+import json
+import math
+import random
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from gmmc import config
+from gmmc.report import write_report
+
+CLASSES = ["plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+TEMPERATURES = ("paper", "unit", "fitted")
+SCORES = ("log_density", "max_posterior", "gradient_norm")
+
+
+def entry(values, intervals=None, curves=None, files=(), flags=(), **conditions):
+    """One evaluation of results.json."""
+    told = {"data": "cifar10", "split": "test", "images": 10_000, "commit": "0123456789abcdef", **conditions}
+    return {
+        "values": values,
+        "intervals": intervals or {},
+        "curves": curves or {},
+        "files": list(files),
+        "flags": list(flags),
+        "conditions": {**told, "settings": {"train": {"seed": 0}}},
+    }
+
+
+def accuracy_entry(classes=CLASSES, **changes):
+    n = len(classes)
+    counts = [[900 if i == j else 3 * ((i * 7 + j) % 5) for j in range(n)] for i in range(n)]
+    curves = {
+        "top1_per_class": [row[i] / sum(row) for i, row in enumerate(counts)],
+        "confusion": counts,
+        "class_names": list(classes),
+    }
+    values = {"top1": 0.94083, "nll": 0.2471, "brier": 0.0931, "errors": 592}
+    return entry(values, {"top1": [0.9360, 0.9453]}, curves, **changes)
+
+
+def calibration_entry(temperatures=TEMPERATURES):
+    values, curves = {}, {}
+    for t, sharp in zip(temperatures, (40, 12, 5), strict=False):
+        counts = [int(10_000 * math.exp(-(19 - i) * sharp / 20)) for i in range(20)]
+        middle = [(i + 0.5) / 20 for i in range(20)]
+        values |= {f"{t}/gamma2": 0.31 * sharp, f"{t}/ece": 0.002 * sharp, f"{t}/ece_if_perfect": 0.0041}
+        values |= {f"{t}/adaptive_ece": 0.0021 * sharp, f"{t}/nll": 0.21 + sharp / 100, f"{t}/brier": 0.09}
+        values[f"{t}/saturated"] = 0.02 * sharp
+        curves[t] = {
+            "confidence": [m if c else None for m, c in zip(middle, counts, strict=True)],
+            "accuracy": [
+                max(0, m - 0.004 * sharp) if c else None for m, c in zip(middle, counts, strict=True)
+            ],
+            "count": counts,
+        }
+    return entry(values, curves=curves, flags=["saturated: 80% of the confidences are 1 with the paper's γ²"])
+
+
+def ood_entry(sets=("svhn", "interp", "cifar100", "celeba", "noise", "constant")):
+    values, intervals, curves = {}, {}, {}
+    draw = np.random.default_rng(0)
+    for i, s in enumerate(sets):
+        for j, score in enumerate(SCORES):
+            for k, t in enumerate(TEMPERATURES):
+                name = f"{s}/{score}/{t}"
+                auroc = 0.95 - 0.05 * i - 0.02 * j - 0.01 * k
+                values |= {f"{name}/auroc": auroc, f"{name}/aupr": auroc - 0.02, f"{name}/fpr95": 1 - auroc}
+                intervals[f"{name}/auroc"] = [auroc - 0.004, auroc + 0.004]
+                edges = np.linspace(-60, 0, 41)
+                inside, _ = np.histogram(draw.normal(-12, 4, 10_000), edges)
+                outside, _ = np.histogram(draw.normal(-30 + 3 * i, 7, 8000), edges)
+                curves[name] = {
+                    "edges": edges.tolist(),
+                    "inside": inside.tolist(),
+                    "outside": outside.tolist(),
+                }
+    return entry(values, intervals, curves, positive="in-distribution")
+
+
+def latent_entry(classes=CLASSES, points=2000):
+    draw = np.random.default_rng(1)
+    labels = np.arange(points) % len(classes)
+    angle = 2 * np.pi * labels / len(classes)
+    x, y = (40 * f(angle) + draw.normal(0, 7, points) for f in (np.cos, np.sin))
+    map_of_features = {"x": x.tolist(), "y": y.tolist(), "label": labels.tolist()}
+    values = {
+        "silhouette": 0.412,
+        "knn_accuracy": 0.9391,
+        "nearest_mean_accuracy": 0.9402,
+        "between_within": 3.91,
+    }
+    return entry(values, curves={"tsne": map_of_features, "class_names": list(classes)})
+
+
+def samples_entry(files=("samples/by_class.png",)):
+    values = {"svc_agreement": 0.871, "svc_test_accuracy": 0.547, "diversity": 0.94}
+    doubts = ["the judge itself is weak on real test images: read svc_agreement with care"]
+    return entry(values, {"svc_agreement": [0.85, 0.89]}, files=files, flags=doubts)
+
+
+def full_results():
+    return {
+        "accuracy": accuracy_entry(),
+        "calibration": calibration_entry(),
+        "ood": ood_entry(),
+        "latent": latent_entry(),
+        "samples": samples_entry(),
+    }
+
+
+def training_lines(updates=1000, every=20):
+    noise = random.Random(0)
+    lines = []
+    for step in range(every, updates + 1, every):
+        line = {"step": step, "epoch": 1 + step // 100, "lr": 1e-3, "beta": 0.5, "seconds": step * 0.8}
+        line |= {"real_energy": 4 + 300 * math.exp(-step / 90), "accuracy": 1 - math.exp(-step / 300)}
+        line |= {"sampled_energy": 5 + 40 * math.exp(-step / 200) + noise.random(), "force_ratio": 0.7}
+        if step % 100 == 0:
+            line["valid_accuracy"] = line["accuracy"] - 0.02
+        lines.append(line)
+    return lines
+
+
+def make_run(folder: Path, results=None, lines=(), data="cifar10", *, finished=True) -> Path:
+    folder.mkdir(parents=True)
+    recipe = config.from_dict({"data": {"name": data}, "generative": {"epochs": 1}})
+    (folder / "config.toml").write_text(config.to_toml(recipe))
+    if lines:
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if results is not None:
+        (folder / "results.json").write_text(json.dumps(results))
+    if finished:
+        (folder / "model.safetensors").write_bytes(b"never opened")
+    return folder
+
+
+def save_picture(path: Path, size=(120, 80), seed=0) -> None:
+    path.parent.mkdir(exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+class Page(HTMLParser):
+    """A page as its elements; void elements aside, every one must be closed in order."""
+
+    VOID = frozenset({"meta", "img", "br", "hr", "input", "link"})
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.html, self.elements, self.open, self.text = html, [], [], []
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text.append(data)
+
+    def all(self, *tags):
+        return [attributes for tag, attributes in self.elements if tag in tags]
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+
+def page_of(*runs: Path, out: Path) -> Page:
+    return Page(write_report(runs, out).read_text())
