@@ -8,13 +8,14 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: .venv/product ## train on the digits, evaluate, draw samples: about two minutes
+demo: .venv/product ## train on the digits, evaluate, draw samples, write a report: about two minutes
 	$(BIN)/gmmc train recipes/digits.toml --out runs/demo
 	$(BIN)/gmmc evaluate runs/demo
 	$(BIN)/gmmc sample runs/demo
+	$(BIN)/gmmc report runs/demo
 	@echo
-	@echo "Look at  runs/demo/samples/by_class.png  (a row per digit, drawn from noise),"
-	@echo "read     runs/demo/results.json          (the numbers above with their conditions),"
+	@echo "Look at  runs/demo/report.html   (all of the above on one page, in a browser),"
+	@echo "read     runs/demo/results.json  (the numbers with their conditions),"
 	@echo "try      .venv/bin/gmmc predict runs/demo runs/demo/samples/*_seed00000*.png"
 
 test: .venv/dev ## the tests, a minute or two
