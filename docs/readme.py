@@ -86,9 +86,9 @@ def cifar10_table() -> str:
         f"WRN-28-4, {trained['updates']:,} updates at β = 0 in {trained['seconds'] / 60:.0f} minutes of one "
         f"{conditions['hardware']} that trained four such networks at once, one seed each, commit "
         f"{conditions['commit'][:10]}. Trained on 45,000 images, fitted on the other 5,000, measured on "
-        f"10,000 test images, {conditions['outside']['svhn']:,} of SVHN and 10,000 of each other set. *In italics*: "
-        "published for a WRN-28-10 after 150 epochs, not measured by us. Conditions and intervals: "
-        "[results/](results/cifar10-dis.json)."
+        f"10,000 test images, {conditions['outside']['svhn']:,} of SVHN and 10,000 of each other set. "
+        "*In italics*: published for a WRN-28-10 after 150 epochs, not measured by us. "
+        "Conditions and intervals: [results/](results/cifar10-dis.json)."
     )
     return f"{table(header, rows)}\n{told}\n"
 

@@ -120,7 +120,7 @@ def test_numbers_stand_beside_their_run_and_their_interval(page):
     rows = table_rows(page)
     assert rows["test accuracy"][:2] == ["94.08% 93.60–94.53%"] * 2
     assert rows["NLL"][:2] == ["0.247"] * 2
-    assert rows["with γ² fitted on validation images"][:2] == ["1.00%"] * 2
+    assert rows["ECE with γ² fitted on validation images"][:2] == ["1.00%"] * 2
     assert rows["SVHN"][0] == "0.930 0.926–0.934"
     assert rows["recognised by an independent SVC"][0] == "87.1% 85.0–89.0%"
     assert rows["updates"][:2] == ["1 000"] * 2
@@ -169,7 +169,7 @@ def test_rollbacks_are_told_and_drawn(page):
 
 def test_published_numbers_are_marked_with_their_source(page):
     assert table_rows(page)["test accuracy"][2:] == ["94.08%", "94.3%", "92.9%"]
-    assert table_rows(page)["with a γ² that was not stated"] == ["–", "–", "1.33%", "–", "–"]
+    assert table_rows(page)["ECE with a γ² that was not stated"] == ["–", "–", "1.33%", "–", "–"]
     for cell in re.findall(r"<td [^>]*title=[^>]*>", page.html):
         assert 'class="published"' in cell
         assert "published, not measured by us: Yang et al. 2021" in cell
@@ -202,7 +202,7 @@ def test_a_softmax_network_has_two_temperatures(tmp_path):
     run = make_run(tmp_path / "run", {"calibration": calibration_entry(("unit", "fitted"))})
     page = page_of(run, out=tmp_path / "p.html")
     assert sum("Reliability diagram" in svg["aria-label"] for svg in page.all("svg")) == 2
-    assert "with the paper’s γ²" not in table_rows(page)
+    assert "ECE with the paper’s γ²" not in table_rows(page)
 
 
 def test_an_older_run_without_intervals_and_names(tmp_path):

@@ -55,7 +55,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
             outside={name: len(images) for name, images in sets.items()},
             temperatures=found,
             fitted_on=f"{len(data.valid)} validation images, by NLL",
-            intervals=f"95%, {REPLICATES} bootstrap draws of both sets",
+            intervals=f"95%, {REPLICATES} bootstrap draws of both sets (blind where these do not overlap)",
             seed=cfg.seed,
         ),
     )

@@ -29,18 +29,19 @@ GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
         "Classification",
         (
             Wanted("test accuracy", "top1", "top1", ACCURACY_TABLES),
-            Wanted("NLL", "nll"),
-            Wanted("Brier score", "brier"),
+            Wanted("NLL, as the model is stored", "nll"),
+            Wanted("Brier score, likewise", "brier"),
         ),
     ),
     "calibration": (
-        "Calibration (ECE)",
+        "Calibration",
         (
-            Wanted("with the paper’s γ²", "paper/ece"),
-            Wanted("with γ = 1", "unit/ece"),
-            Wanted("with γ² fitted on validation images", "fitted/ece"),
+            Wanted("ECE with the paper’s γ²", "paper/ece"),
+            Wanted("ECE with γ = 1", "unit/ece"),
+            Wanted("ECE with γ² fitted on validation images", "fitted/ece"),
             # Beside none of ours: the paper does not say at which temperature it measured.
-            Wanted("with a γ² that was not stated", "", "ece", ("calibration",)),
+            Wanted("ECE with a γ² that was not stated", "", "ece", ("calibration",)),
+            Wanted("NLL with γ² fitted on validation images", "fitted/nll"),
         ),
     ),
     "ood": ("Other images (AUROC by log p(x))", ()),  # a line per set, see `lines_of`

@@ -18,7 +18,6 @@ LABELS = {
     "diversity": "variety of samples, real images = 1",
     "silhouette": "silhouette",
     "knn_accuracy": "accuracy of nearest neighbours among features",
-    "nearest_mean_accuracy": "accuracy of the nearest class mean",
     "between_within": "spread between / within classes",
     "mean_cosine": "mean cosine of two class means",
     "max_cosine": "largest cosine of two class means",
