@@ -4,6 +4,7 @@ import pytest
 
 from gmmc import config
 from gmmc.commands import evaluate_run
+from gmmc.report import write_report
 from gmmc.train import train
 
 
@@ -17,3 +18,8 @@ def test_the_digits_recipe_keeps_its_promises(tmp_path):
     assert results["samples"].values["svc_agreement"] >= 0.95
     assert results["samples"].values["diversity"] >= 0.5
     assert results["samples"].conditions["start"] == "uniform noise, not the buffer"
+    assert results["calibration"].values["fitted/nll"] < results["calibration"].values["paper/nll"]
+    for name in ("noise", "constant", "inverted", "rotated"):
+        assert results["ood"].values[f"{name}/log_density/fitted/auroc"] >= 0.95, name
+    page = write_report([tmp_path / "demo"])
+    assert page.stat().st_size < 6_000_000
