@@ -132,8 +132,9 @@ def test_a_model_without_validation_images_answers_without_abstaining(tmp_path, 
     status, out, _ = gmmc("predict", tmp_path / "run", tmp_path / "black.png", "--json", capsys=capsys)
     assert status == 0
     assert json.loads(out)["in_distribution"] is None
-    status, out, _ = gmmc("predict", tmp_path / "run", tmp_path / "black.png", capsys=capsys)
+    status, out, err = gmmc("predict", tmp_path / "run", tmp_path / "black.png", capsys=capsys)
     assert out.splitlines()[0].split() == ["image", "answer", "confidence"]
+    assert "never abstains" in err
 
 
 @pytest.fixture

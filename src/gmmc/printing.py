@@ -1,5 +1,6 @@
 """What the commands print on standard output."""
 
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ def print_predictions(rows: list[dict[str, Any]]) -> None:
             line += [f"{row['value']:.4g}", f"{row['threshold']:.4g}", above]
         lines.append(line)
     print_table(header, lines, words=2)
+    if rows and rows[0]["in_distribution"] is None:
+        print("this model never abstains: it has no scores of validation images", file=sys.stderr)
 
 
 def print_result(name: str, result: Any, folder: Path) -> None:

@@ -21,7 +21,8 @@ from gmmc.pixels import as_unit, to_uint8
 from gmmc.progress import Progress
 from gmmc.randomness import generator
 
-JUDGE_IMAGES = 10_000  # an SVM's time grows with the square of this
+# An SVM's time grows with the pixels and with the square of the images.
+JUDGE_IMAGES, JUDGE_PIXELS = 10_000, 10_000_000
 FILM_CHAINS = 10
 
 
@@ -34,7 +35,9 @@ def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
         images = model.sample(cfg.samples, labels, cfg.seed, on_progress=bar.update).cpu()
     generated = LabelledImages(to_uint8(images), labels)
 
-    real = data.train[torch.randperm(len(data.train), generator=generator(cfg.seed, "judge"))[:JUDGE_IMAGES]]
+    pixels = data.train.images[0].numel()
+    count = min(JUDGE_IMAGES, max(20 * classes, JUDGE_PIXELS // pixels))
+    real = data.train[torch.randperm(len(data.train), generator=generator(cfg.seed, "judge"))[:count]]
     with Progress("asking the judge", 2) as bar:
         judge = SVC().fit(pixel_vectors(real), real.labels.numpy())
         bar.update(1)
