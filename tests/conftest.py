@@ -60,7 +60,7 @@ def run(tmp_path_factory):
 def make_model(classes: int = 3, seed: int = 0, shape=(1, 8, 8), **sections) -> Classifier:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Classifier(tiny_config(**sections), shape, [str(i) for i in range(classes)]).eval()
+        return Classifier(tiny_config(**sections), shape, [f"class {i}" for i in range(classes)]).eval()
 
 
 def make_learner(cfg: config.Config, data: Dataset) -> Learner:

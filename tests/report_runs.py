@@ -132,6 +132,9 @@ def make_run(folder: Path, results=None, lines=(), data="cifar10", *, finished=T
     if lines:
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if results is not None:
+        for entry in results.values():
+            if isinstance(entry, dict):
+                entry.get("conditions", {})["data"] = data
         (folder / "results.json").write_text(json.dumps(results))
     if finished:
         (folder / "model.safetensors").write_bytes(b"never opened")

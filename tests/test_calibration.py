@@ -14,7 +14,7 @@ from gmmc.evaluations.calibration import (
     brier,
     calibration_error,
     equal_bins,
-    error_if_perfect,
+    errors_if_perfect,
     measure,
     reliability,
 )
@@ -84,7 +84,7 @@ class TestMeasure:
 
     def test_chance_falls_with_the_number_of_images(self):
         confidence = torch.full((100,), 0.75, dtype=torch.float64)
-        few, many = error_if_perfect(confidence, 0), error_if_perfect(confidence.repeat(100), 0)
+        few, many = (errors_if_perfect(x, 0).mean().item() for x in (confidence, confidence.repeat(100)))
         # |mean of n Bernoulli − p| has the mean √(2p(1−p)/πn).
         assert few == pytest.approx(math.sqrt(2 * 0.75 * 0.25 / math.pi / 100), rel=0.2)
         assert many == pytest.approx(few / 10, rel=0.3)
@@ -98,6 +98,22 @@ class TestMeasure:
         assert curve["count"] == [0] * 19 + [40]
         assert curve["accuracy"] == [None] * 19 + [0.75]
         assert curve["confidence"][-1] == 1
+
+    def test_images_that_tie_share_a_bin_whatever_their_order(self):
+        """A constant network is as often right as it says, sorted by class or not."""
+        labels = torch.arange(40) // 10
+        values, _ = measure(torch.zeros(40, 4, dtype=torch.float64), labels, seed=0)
+        assert values["adaptive_ece"] == pytest.approx(0)
+
+    def test_perfect_calibration_is_seen_as_such_19_times_of_20(self):
+        source = torch.Generator().manual_seed(3)
+        seen = 0
+        for seed in range(100):
+            logits = 2 * torch.randn(300, 5, generator=source, dtype=torch.float64)
+            labels = torch.multinomial(logits.softmax(-1), 1, generator=source).squeeze(1)
+            values, _ = measure(logits, labels, seed)
+            seen += values["ece"] <= values["ece_if_perfect_95"]
+        assert 88 <= seen <= 99
 
     def test_adaptive_bins_are_ranked_by_log_odds_not_by_the_order_of_the_data(self):
         """20 images per bin where the confidences all tie at 1: wrong ones are together or spread."""
@@ -135,4 +151,4 @@ def test_without_validation_images_nothing_is_fitted():
     nothing = gmmc.data.Dataset(data.train, data.valid[:0], data.test, data.class_names)
     result = gmmc.evaluate(make_model(), nothing, "calibration")["calibration"]
     assert set(result.curves) == {"paper", "unit"}
-    assert "no temperature is fitted" in result.flags[-1]
+    assert "no temperature is fitted" in result.flags[0]

@@ -132,6 +132,7 @@ def test_a_model_without_validation_images_answers_without_abstaining(tmp_path, 
     status, out, _ = gmmc("predict", tmp_path / "run", tmp_path / "black.png", "--json", capsys=capsys)
     assert status == 0
     assert json.loads(out)["in_distribution"] is None
+    assert json.loads(out)["calibrated"] is False
     status, out, err = gmmc("predict", tmp_path / "run", tmp_path / "black.png", capsys=capsys)
     assert out.splitlines()[0].split() == ["image", "answer", "confidence"]
     assert "never abstains" in err
@@ -151,7 +152,10 @@ def pictures(tmp_path):
         (["train", "digits", "train.betta=1"], "unknown key 'betta' in [train]; did you mean 'beta'?"),
         (["train", "digits", "train.batch_size=-3"], "train.batch_size must be at least 1, got -3"),
         (["train", "digits", "generative.lr=fast"], "generative.lr must be a number, got 'fast'"),
-        (["train", "digits", "model.dim=5"], "10 equiangular means need dim >= 9, got dim=5"),
+        (
+            ["train", "digits", "model.dim=5"],
+            "model.dim must be at least 9 for equiangular means of 10 classes",
+        ),
         (["train", "digits", "data.name=cats"], "data.name must be one of digits"),
         (["evaluate", "{run}", "ood", "--ood", "cats"], "cats"),
         (["report", "nowhere"], "nowhere"),

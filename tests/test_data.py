@@ -54,6 +54,23 @@ def test_hold_out_splits_without_loss():
     assert len(hold_out(LabelledImages(images, labels), 0.0, seed=3)[1]) == 0
 
 
+def test_the_only_images_of_a_class_are_never_held_out():
+    labels = torch.tensor([0] + [1] * 9)
+    images = torch.arange(10, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 8, 8)
+    for seed in range(10):
+        rest, held = hold_out(LabelledImages(images, labels), 0.5, seed)
+        assert (rest.labels == 0).sum() == 1
+        assert len(rest) + len(held) == 10
+
+
+def test_a_folder_is_remembered_by_its_whole_path(tmp_path, monkeypatch):
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert data.located(DataConfig("photos")).name == str(tmp_path / "photos")
+    assert data.located(DataConfig("digits")).name == "digits"
+    assert data.located(DataConfig("nowhere")).name == "nowhere"
+
+
 def images_of(count, size=8):
     return torch.zeros(count, 1, size, size, dtype=torch.uint8)
 

@@ -7,6 +7,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 import gmmc
 from conftest import make_model, tiny_data
 from gmmc.config import EvaluateConfig
+from gmmc.data import Dataset, Outside
 from gmmc.errors import InputError
 from gmmc.evaluations import intervals, ood
 from gmmc.evaluations.detection import bootstrap, detect, histogram
@@ -89,7 +90,8 @@ class TestEvaluation:
     def test_every_set_score_and_temperature_has_its_numbers_intervals_and_histogram(self):
         result = gmmc.evaluate(make_model(), tiny_data(), "ood", self.cfg)["ood"]
         assert len(result.values) == 2 * 3 * 3 * 3
-        assert result.values.keys() == result.intervals.keys()
+        assert result.intervals.keys() <= result.values.keys()
+        assert {place for place in result.values if place.endswith("fpr95")} <= result.intervals.keys()
         for place, (low, high) in result.intervals.items():
             assert 0 <= low <= high <= 1, place
         assert len(result.curves) == 2 * 3 * 3
@@ -97,28 +99,51 @@ class TestEvaluation:
 
     def test_images_of_the_same_kind_cannot_be_told_apart(self, monkeypatch):
         """The test set itself as the other set: every AUROC is exactly one half."""
-        monkeypatch.setattr(ood, "outside", lambda name, data, seed: data.test.images)
+        monkeypatch.setattr(ood, "find_outside", lambda name, data, seed: Outside(name, data.test.images))
         result = gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateConfig(ood=("itself",)))["ood"]
         for place, value in result.values.items():
             if place.endswith("auroc"):
                 assert value == pytest.approx(0.5, abs=1e-6), place
 
     def test_a_set_that_looks_more_likely_is_flagged(self):
-        values = {"svhn/log_density/fitted/auroc": 0.2, "svhn/log_density/unit/auroc": 0.2}
-        assert len(ood.doubts(values, dict.fromkeys(values, (0.1, 0.3)))) == 1
+        scores = ("log_density", "gradient_norm")
+        values = {f"svhn/{score}/{t}/auroc": 0.2 for t in ("unit", "fitted") for score in scores}
+        (flag,) = ood.doubts(values, dict.fromkeys(values, (0.1, 0.3)))
+        assert "0.20 by log p(x), 0.20 by the gradient norm" in flag
         assert ood.doubts(values, dict.fromkeys(values, (0.1, 0.6))) == []
-
-    def test_folders_are_named_by_their_last_part(self):
-        assert [ood.short(name) for name in ("svhn", "/a/b/cats/", "x/y.parquet")] == [
-            "svhn",
-            "cats",
-            "y.parquet",
-        ]
+        unfitted = {place: value for place, value in values.items() if "unit" in place}
+        assert len(ood.doubts(unfitted, {})) == 1
 
     def test_no_set_at_all_is_refused(self):
         with pytest.raises(InputError, match="at least one set of other images"):
             gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateConfig(ood=()))
 
     def test_two_sets_of_one_name_are_refused(self):
-        with pytest.raises(InputError, match="different names, got cats, cats"):
-            gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateConfig(ood=("a/cats", "b/cats")))
+        with pytest.raises(InputError, match="different names, got noise, noise"):
+            gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateConfig(ood=("noise", "noise")))
+
+    def test_a_set_that_cannot_be_made_of_these_images_is_left_out(self):
+        data = tiny_data()
+        one = Dataset(data.train, data.valid, data.test[:1], data.class_names)
+        result = gmmc.evaluate(make_model(), one, "ood", EvaluateConfig(ood=("noise", "interp")))["ood"]
+        assert result.conditions["outside"] == {"noise": 1}
+        assert "left out: interp needs at least two test images" in result.flags[0]
+        with pytest.raises(InputError, match="interp needs at least two"):
+            gmmc.evaluate(make_model(), one, "ood", EvaluateConfig(ood=("interp",)))
+
+
+def test_a_paired_bootstrap_knows_that_an_image_and_its_copy_come_together():
+    """Scores of copies that are each a little lower: the pairs hardly vary, and neither does the AUROC."""
+    source = np.random.default_rng(0)
+    inside = source.normal(0, 5, 200)
+    outside = inside - np.abs(source.normal(0, 0.1, 200))
+    apart, paired = (
+        bootstrap(inside, outside, 200, np.random.default_rng(1), paired=pairing).auroc.std()
+        for pairing in (False, True)
+    )
+    assert paired < apart / 5
+
+
+def test_replicates_without_any_doubt_give_no_interval():
+    assert intervals.of_replicates(np.ones(10)) is None
+    assert intervals.of_replicates(np.linspace(0, 1, 101)) == pytest.approx((0.025, 0.975))

@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 import torch
@@ -10,9 +11,17 @@ from gmmc.commands import evaluate_run
 from gmmc.config import EvaluateConfig
 from gmmc.data import LabelledImages
 from gmmc.errors import InputError
-from gmmc.evaluations import EVALUATIONS, Result, evaluate
+from gmmc.evaluations import EVALUATIONS, Result, choose, evaluate
 from gmmc.evaluations.latent import separability
-from gmmc.evaluations.samples import by_class, doubts, film_frames, lowest, within_class_distance
+from gmmc.evaluations.samples import (
+    by_class,
+    diversity,
+    doubts,
+    film_frames,
+    judge_images,
+    lowest,
+    within_distance,
+)
 from gmmc.train import train
 
 SMALL = EvaluateConfig(samples=30)
@@ -113,6 +122,12 @@ def test_accuracy_counts():
     assert values["errors"] == 18
 
 
+def test_chains_of_a_model_that_was_trained_without_any_are_drawn_only_when_asked_for():
+    model = make_model(train={"beta": 0.0})
+    assert "samples" not in choose(model, [])
+    assert choose(model, ["samples"]) == ["samples"]
+
+
 def test_samples_that_are_real_images_agree_with_the_judge_and_are_as_diverse():
     data = tiny_data(count=300)
 
@@ -147,11 +162,78 @@ def test_confusion_has_the_truth_in_rows():
 
 def test_a_network_with_other_classes_is_refused():
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
-    with pytest.raises(InputError, match=r"one logit per class, \(2, 3\) for 2 images, got \(2, 5\)"):
+    with pytest.raises(InputError, match=r"one logit per class, \(2, 3\) for 2 image\(s\), got \(2, 5\)"):
         evaluate(network, tiny_data())
 
 
+class Tupled(nn.Module):
+    def forward(self, x):
+        return x.mean((2, 3)), x
+
+
+def test_a_network_that_gives_something_else_is_refused():
+    with pytest.raises(InputError, match=r"one logit per class, .* got tuple"):
+        evaluate(Tupled(), tiny_data())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_network_of_another_precision(dtype):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).to(dtype)
+    assert 0 <= evaluate(network, tiny_data())["accuracy"].values["top1"] <= 1
+
+
+class Sampling(Brightness):
+    def sample(self, n):
+        return torch.zeros(n)
+
+
+def test_a_foreign_network_that_can_sample_is_still_foreign():
+    assert "samples" not in evaluate(Sampling(), tiny_data())
+
+
+def test_our_model_is_measured_on_data_like_its_own():
+    with pytest.raises(InputError, match="like those of the training, 1×8×8 with the classes class 0"):
+        evaluate(make_model(), tiny_data(size=16))
+    data = tiny_data()
+    renamed = gmmc.data.Dataset(data.train, data.valid, data.test, ("x", "y", "z"))
+    with pytest.raises(InputError, match="got 1×8×8 with the classes x, y, z"):
+        evaluate(make_model(), renamed)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_none_end_in_one_line(wrong):
+    class Broken(Brightness):
+        def forward(self, x):
+            logits = super().forward(x)
+            return torch.where(torch.arange(len(x))[:, None] == 0, wrong, logits)
+
+    for name in ("accuracy", "calibration", "ood", "latent"):
+        with pytest.raises(InputError, match="not finite for 1 of"):
+            evaluate(Broken(), tiny_data(), name)
+    results = evaluate(Broken(), tiny_data())
+    assert all("not measured: the model gives numbers" in r.flags[0] for r in results.values())
+
+
+def test_what_is_impossible_with_so_few_images_is_left_out_unless_asked_for():
+    data = tiny_data()
+    few = gmmc.data.Dataset(data.train, data.valid, data.test[:5], data.class_names)
+    results = evaluate(make_model(), few)
+    assert "not measured: a map of features needs 11 test images" in results["latent"].flags[0]
+    assert results["accuracy"].values
+    with pytest.raises(InputError, match="needs 11 test images"):
+        evaluate(make_model(), few, "latent")
+
+
 class TestLatent:
+    def test_one_image_per_class_and_features_that_collapse(self):
+        features = torch.randn(15, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        assert "silhouette" not in separability(features, torch.arange(15))
+        corners = torch.eye(3, dtype=torch.float64).repeat(5, 1)
+        network = Brightness()
+        result = evaluate(network, tiny_data(), "latent", EvaluateConfig(latent=12))["latent"]
+        assert all(math.isfinite(value) for value in result.values.values())
+        assert math.isinf(separability(corners, torch.arange(15) % 3)["between_within"])
+
     def test_classes_far_apart_are_seen_as_such(self):
         source = torch.Generator().manual_seed(0)
         labels = torch.arange(90) % 3
@@ -210,14 +292,23 @@ def test_prototypes_and_weak_judges_are_flagged():
     assert doubts({"svc_test_accuracy": 0.95, "diversity": 0.8}) == []
 
 
-def test_within_class_distance_on_hand_placed_images():
+def test_distances_on_hand_placed_images():
     images = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
     images[1, 0, 0, 0] = 255  # 1 from image 0
     images[3, 0, :, 0] = 255  # √8 from image 2
-    distance = within_class_distance(LabelledImages(images, torch.tensor([0, 0, 1, 1])), 2)
-    assert distance == pytest.approx((1 + 8**0.5) / 2)
-    with pytest.raises(InputError, match="needs two images, got fewer for class 1"):
-        within_class_distance(LabelledImages(images, torch.tensor([0, 0, 0, 1])), 2)
+    data = LabelledImages(images, torch.tensor([0, 0, 1, 1]))
+    assert [within_distance(data, y) for y in (0, 1)] == pytest.approx([1, 8**0.5])
+    assert diversity(data, data, 2) == 1
+    one_alone = LabelledImages(images, torch.tensor([0, 0, 0, 1]))
+    assert diversity(data, one_alone, 2) == pytest.approx(1 / within_distance(one_alone, 0))
+    assert math.isnan(diversity(data, one_alone[2:], 2))
+
+
+def test_the_judge_sees_every_class():
+    labels = torch.tensor([0] * 500 + [1] * 3)
+    images = torch.zeros(503, 1, 600, 600, dtype=torch.uint8)  # so large that it may see few
+    chosen = judge_images(LabelledImages(images, labels), 2, seed=0)
+    assert chosen.labels.bincount().tolist() == [20, 3]
 
 
 def test_by_class_sorts_interleaved_images():

@@ -198,6 +198,15 @@ def test_runs_on_different_data_sets_share_no_published_column(tmp_path):
     assert "svhn, cifar10" in page.words
 
 
+def test_a_run_is_named_by_the_data_it_was_measured_on(tmp_path):
+    run = make_run(tmp_path / "run", {"accuracy": accuracy_entry()}, data="arrays")
+    recipe = (run / "config.toml").read_text().replace('name = "arrays"', 'name = "cifar10"')
+    (run / "config.toml").write_text(recipe)
+    page = page_of(run, out=tmp_path / "p.html")
+    assert "arrays" in page.words
+    assert "not measured by us" not in page.words
+
+
 def test_a_softmax_network_has_two_temperatures(tmp_path):
     run = make_run(tmp_path / "run", {"calibration": calibration_entry(("unit", "fitted"))})
     page = page_of(run, out=tmp_path / "p.html")

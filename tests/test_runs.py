@@ -361,7 +361,7 @@ class TestLoad:
         raw = (tmp_path / "m.safetensors").read_bytes()
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         assert json.loads(json.loads(header["__metadata__"]["gmmc"])["info"])["class_names"] == [
-            "0",
-            "1",
-            "2",
+            "class 0",
+            "class 1",
+            "class 2",
         ]

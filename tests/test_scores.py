@@ -19,9 +19,9 @@ from gmmc.scores import (
     fit_gamma2,
     gradient_norms,
     logits_at,
-    raw_of,
     scores_at,
     tempered,
+    unit_energies,
 )
 from gmmc.train import train
 
@@ -52,7 +52,7 @@ def test_far_features_never_tie():
     direction = F.normalize(torch.randn(model.dim, generator=torch.Generator().manual_seed(0)), dim=0)
     features = torch.linspace(1e3, 1e6, 500)[:, None] * direction
     for gamma2 in (1e-3, 1.0, 50.0):
-        logits = logits_at(network, features.double(), gamma2)
+        logits = logits_at(network, model.head.unit_energies(features.double()), gamma2)
         assert (logits.exp() == 0).all()
         for score in density_and_confidence(logits).values():
             assert score.isfinite().all()
@@ -67,14 +67,14 @@ class TestTempered:
         model.head.gamma2.fill_(3.7)
         network = tempered(model)
         assert network.paper == pytest.approx(3.7)
-        logits = logits_at(network, raw_of(network, images), network.paper)
+        logits = logits_at(network, unit_energies(network, images), network.paper)
         torch.testing.assert_close(logits, model.logits(images).double(), rtol=1e-5, atol=1e-5)
 
     def test_priors_are_not_divided_by_the_temperature(self):
         model = make_model()
         model.head.priors.copy_(torch.tensor([0.7, 0.2, 0.1]))
         network = tempered(model)
-        cold = logits_at(network, torch.zeros(1, model.dim, dtype=torch.float64), 1e9)
+        cold = logits_at(network, torch.zeros(1, 3, dtype=torch.float64), 1e9)
         torch.testing.assert_close(
             cold.softmax(-1)[0], torch.tensor([0.7, 0.2, 0.1]).double(), atol=1e-5, rtol=0
         )
@@ -82,8 +82,9 @@ class TestTempered:
     def test_another_network_is_divided_by_it(self):
         network = tempered(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)))
         assert network.paper is None
-        raw = raw_of(network, tiny_data().test.images)
-        torch.testing.assert_close(logits_at(network, raw, 4.0), raw / 4)
+        images = tiny_data().test.images
+        logits = logits_at(network, unit_energies(network, images), 4.0)
+        torch.testing.assert_close(logits, network.module(images / 255).double() / 4)
 
     def test_modes_are_given_back(self):
         network = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Dropout(), nn.Linear(64, 3)).train()
@@ -124,24 +125,24 @@ class TestFit:
         source = torch.Generator().manual_seed(0)
         raw = 5 * torch.randn(count, 4, generator=source, dtype=torch.float64)
         labels = torch.multinomial((raw / gamma2).softmax(-1), 1, generator=source).squeeze(1)
-        return tempered(nn.Identity()), raw, labels
+        return tempered(nn.Identity()), -raw, labels
 
     @pytest.mark.parametrize("gamma2", [0.3, 1.0, 8.0])
     def test_finds_the_temperature_that_made_the_labels(self, gamma2):
         assert fit_gamma2(*self.drawn(gamma2)) == pytest.approx(gamma2, rel=0.05)
 
     def test_no_other_temperature_is_better(self):
-        network, raw, labels = self.drawn(2.0, count=500)
-        fitted = fit_gamma2(network, raw, labels)
+        network, energies, labels = self.drawn(2.0, count=500)
+        fitted = fit_gamma2(network, energies, labels)
 
         def nll(gamma2):
-            return F.cross_entropy(raw / gamma2, labels, label_smoothing=1 / 501).item()
+            return F.cross_entropy(-energies / gamma2, labels, label_smoothing=1 / 501).item()
 
         assert all(nll(fitted) <= nll(fitted * factor) for factor in (0.5, 0.99, 1.01, 2))
 
     def test_a_few_images_all_classified_correctly_do_not_make_it_certain(self):
         raw = 10 * torch.eye(3, dtype=torch.float64).repeat(5, 1)
-        gamma2 = fit_gamma2(tempered(nn.Identity()), raw, torch.arange(15) % 3)
+        gamma2 = fit_gamma2(tempered(nn.Identity()), -raw, torch.arange(15) % 3)
         confidence = (raw / gamma2).softmax(-1).max().item()
         assert 0.9 < confidence < 0.999
 
@@ -174,8 +175,11 @@ class TestReference:
             self.reference().threshold("log_density", 1.0)
 
     def test_nothing_to_go_by(self):
-        assert Reference.of(1.0, {"log_density": self.scores[:0]}) is None
-        assert Reference.of(1.0, {"log_density": torch.tensor([0.0, math.nan])}) is None
+        for scores in (self.scores[:0], torch.tensor([0.0, math.nan])):
+            with pytest.raises(InputError, match="at least one image, and must be finite"):
+                Reference.of(1.0, {"log_density": scores})
+        with pytest.raises(InputError, match="at least one image, got none"):
+            make_model().calibrate(torch.zeros(0, 1, 8, 8), [])
 
     def test_many_scores_are_thinned_to_quantiles(self):
         many = torch.linspace(0, 1, 10 * KEPT, dtype=torch.float64)
@@ -211,7 +215,7 @@ class TestAnswer:
     def test_confidence_is_that_of_the_fitted_temperature(self, model):
         images = tiny_data().test.images
         network = model.tempered()
-        logits = logits_at(network, raw_of(network, images), model.reference.gamma2)
+        logits = logits_at(network, unit_energies(network, images), model.reference.gamma2)
         torch.testing.assert_close(model.answer(images).confidence, logits.softmax(-1).max(-1).values)
 
     def test_survives_the_disk(self, model, tmp_path):
@@ -228,7 +232,7 @@ class TestAnswer:
         nothing = type(data)(data.train, data.valid[:0], data.test, data.class_names)
         model = train(tiny_config(), tmp_path / "run", nothing)
         assert model.reference is None
-        with pytest.raises(InputError, match="trained without validation images"):
+        with pytest.raises(InputError, match="keeps no scores of validation images"):
             runs.load(tmp_path / "run").answer(data.test.images)
 
     def test_it_can_be_fitted_afterwards(self):

@@ -139,7 +139,7 @@ def test_logged_energies_are_means_over_the_interval(data):
     [
         ({"generative": {"shift": 8}}, "generative.shift must be less than the image size 8, got 8"),
         ({"train": {"device": "abacus"}}, "device must be auto"),
-        ({"model": {"dim": 1}}, "3 equiangular means need dim >= 2, got dim=1"),
+        ({"model": {"dim": 1}}, "model.dim must be at least 2 for equiangular means of 3 classes"),
         ({"model": {"backbone": "vgg"}}, "model.backbone must be"),
         ({"contrast": {"shift": 9}, "objective": {"name": "split"}}, "contrast.shift must be less than"),
         (

@@ -19,10 +19,9 @@ class Reference:
     scores: dict[str, Tensor]
 
     @classmethod
-    def of(cls, gamma2: float, scores: dict[str, Tensor]) -> "Reference | None":
-        """None where there is nothing to go by."""
+    def of(cls, gamma2: float, scores: dict[str, Tensor]) -> "Reference":
         if not all(len(values) and values.isfinite().all() for values in scores.values()):
-            return None
+            raise InputError("scores to measure by need at least one image, and must be finite numbers")
         return cls(gamma2, {name: thinned(values.sort().values) for name, values in scores.items()})
 
     def threshold(self, score: str, tpr: float) -> float:

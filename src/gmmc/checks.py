@@ -30,10 +30,13 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
         if phase.epochs and phase.warmup > phase.epochs * updates:
             rule = f"must be at most the {phase.epochs * updates} updates of the phase"
             raise InputError(f"{name}.warmup {rule}, got {phase.warmup}")
+    classes, dim = len(data.class_names), cfg.model.dim
+    if cfg.model.head == "mmc" and 0 < dim < classes - 1:
+        rule = f"must be at least {classes - 1} for equiangular means of {classes} classes, or 0"
+        raise InputError(f"model.dim {rule}, got {dim}")
     with torch.device("meta"):  # a network that cannot be built is refused before anything is written
         Classifier(cfg, data.shape, data.class_names)
     if cfg.samples and cfg.buffer.labels == "batch":
-        classes = len(data.class_names)
         uniform = torch.full((classes,), 1 / classes)
         priors = data.class_counts / len(data.train) if cfg.model.priors == "empirical" else uniform
         check_quotas(cfg.buffer.size // processes, batch_size // processes, priors)

@@ -29,7 +29,7 @@ def evaluate_run(
     if not folder.path.is_dir():
         raise InputError(f"RUN must be a run folder, got {run!r}")
     model = load_model(run, device)
-    chosen = evaluations.choose(model, names)
+    evaluations.choose(model, names)  # refuse before the work what cannot be done
     cfg = dataclasses.replace(model.cfg.evaluate, **{k: v for k, v in changes.items() if v is not None})
     data = data_sources.load(model.cfg.data, model.cfg.train.seed)
     if data.fingerprint != model.trained["data_sha256"]:
@@ -37,11 +37,10 @@ def evaluate_run(
             f"{run} was not trained on the {model.cfg.data.name} that data.name gives now; "
             "in Python, gmmc.evaluate(model, data) takes any data"
         )
-    folder.results()  # refuse a damaged file before the work, not after
+    folder.results()
     if metrics := folder.metrics():
         model.trained["seconds"] = metrics[-1]["seconds"]
-    for name in chosen:
-        result = evaluations.evaluate(model, data, name, cfg)[name]
+    for name, result in evaluations.one_by_one(model, data, names, cfg):
         for path, picture in result.pictures.items():
             write_atomic(folder.path / path, pictures.png(picture))
         folder.save_results({name: result.entry()})
@@ -97,7 +96,13 @@ def predict_files(
         confidence, label = model.predict_proba(images).max(-1)
         rows = zip(paths, label.tolist(), confidence.tolist(), strict=True)
         return [
-            {"image": str(path), "class": model.class_names[y], "confidence": p, "in_distribution": None}
+            {
+                "image": str(path),
+                "class": model.class_names[y],
+                "confidence": p,
+                "calibrated": False,
+                "in_distribution": None,
+            }
             for path, y, p in rows
         ]
     answer = model.answer(images, score=score, tpr=tpr)
@@ -106,6 +111,7 @@ def predict_files(
             "image": str(path),
             "class": model.class_names[answer.labels[i]],
             "confidence": answer.confidence[i].item(),
+            "calibrated": True,
             "in_distribution": answer.accepted[i].item(),
             "score": answer.score,
             "value": answer.values[i].item(),

@@ -35,7 +35,7 @@ def simplex_means(
 
 def unit_energy(features: Tensor, target: Tensor) -> Tensor:
     """½‖φ − z‖² per sample, by the direct difference in float32 or better (Eq. 8 with γ = 1)."""
-    difference = _full_precision(features) - _full_precision(target)
+    difference = full_precision(features) - full_precision(target)
     return 0.5 * difference.square().sum(-1)
 
 
@@ -89,6 +89,6 @@ def labels_at(quantiles: Tensor, priors: Tensor) -> Tensor:
     return torch.bucketize(quantiles.double(), edges[:-1], right=True)
 
 
-def _full_precision(x: Tensor) -> Tensor:
+def full_precision(x: Tensor) -> Tensor:
     """Half-precision squares lose a tenth of a small energy; float64 is kept (gradient checks)."""
     return x if x.dtype == torch.float64 else x.float()

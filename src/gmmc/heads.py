@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gmmc import core
@@ -32,8 +33,12 @@ class Head(nn.Module, ABC):
         return self.unit_energies(features).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
     @abstractmethod
+    def logits_of(self, unit_energies: Tensor, gamma2: Tensor | float) -> Tensor:
+        """(B, C) → (B, C), the energies negated and divided by γ²."""
+
     def logits_at(self, features: Tensor, gamma2: Tensor | float) -> Tensor:
-        """(B, d) → (B, C), the energies negated and divided by γ²."""
+        """(B, d) → (B, C)."""
+        return self.logits_of(self.unit_energies(features), gamma2)
 
     def forward(self, features: Tensor) -> Tensor:
         return self.logits_at(features, self.gamma2)
@@ -50,9 +55,9 @@ class MeansHead(Head):
     def unit_energy(self, features: Tensor, labels: Tensor) -> Tensor:
         return core.unit_energy(features, self.means[labels])
 
-    def logits_at(self, features: Tensor, gamma2: Tensor | float) -> Tensor:
+    def logits_of(self, unit_energies: Tensor, gamma2: Tensor | float) -> Tensor:
         """−‖φ − μ_y‖²/2γ² for every class, with the priors."""
-        return core.mahalanobis_logits(self.unit_energies(features), gamma2, self.priors)
+        return core.mahalanobis_logits(unit_energies, gamma2, self.priors)
 
 
 class MMCHead(MeansHead):
@@ -82,10 +87,11 @@ class LinearHead(Head):
 
     def unit_energies(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):  # energies stay in full precision
-            return -self.linear(features.float())
+            x = core.full_precision(features)
+            return -F.linear(x, self.linear.weight.to(x.dtype), self.linear.bias.to(x.dtype))
 
-    def logits_at(self, features: Tensor, gamma2: Tensor | float) -> Tensor:
-        return -self.unit_energies(features) / gamma2
+    def logits_of(self, unit_energies: Tensor, gamma2: Tensor | float) -> Tensor:
+        return -unit_energies / gamma2
 
 
 HEADS: dict[str, Callable[[int, int, float, Tensor | None], Head]] = {

@@ -1,5 +1,6 @@
 """Algorithm 1: all the state of a training, and the update that moves it."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -17,7 +18,7 @@ from gmmc.buffer import Drawn, ReplayBuffer
 from gmmc.config import Config, PhaseConfig
 from gmmc.data import Dataset
 from gmmc.data.augment import augment
-from gmmc.errors import Diverged
+from gmmc.errors import Diverged, InputError
 from gmmc.models import Classifier
 from gmmc.objectives import Loss
 from gmmc.pixels import to_signed
@@ -251,7 +252,8 @@ class Learner:
             "commit": provenance.commit(),
         }
         if len(self.data.valid):
-            model.calibrate(self.data.valid.images, self.data.valid.labels)
+            with contextlib.suppress(InputError):  # of a training that diverged, energies may not be finite
+                model.calibrate(self.data.valid.images, self.data.valid.labels)
         return model
 
     @torch.no_grad()

@@ -21,8 +21,8 @@ from gmmc.scores import (
     fit_gamma2,
     gradient_norms,
     logits_at,
-    raw_of,
     scores_at,
+    unit_energies,
 )
 from gmmc.starts import GaussianStart, UniformStart
 
@@ -87,14 +87,23 @@ class Classifier(nn.Module):
     def tempered(self) -> Tempered:
         """This model with γ² left open."""
         paper = None if self.head.means is None else self.head.gamma2.item()
-        return Tempered(self, lambda x: self.backbone(to_signed(x)), self.head.logits_at, paper)
+
+        def features(x: Tensor) -> Tensor:
+            return self.backbone(to_signed(x))
+
+        def energies(x: Tensor) -> Tensor:
+            return self.head.unit_energies(features(x).double())
+
+        return Tempered(self, features, energies, self.head.logits_of, paper)
 
     def calibrate(self, images, labels) -> None:
         """Fit γ² on images the model was not trained on, and keep their scores to measure others by."""
         batch = as_batch(images, self.shape)
         y = self.label_tensor(labels, len(batch))
+        if len(batch) == 0:
+            raise InputError("calibration needs at least one image, got none")
         network = self.tempered()
-        gamma2 = fit_gamma2(network, raw_of(network, batch), y)
+        gamma2 = fit_gamma2(network, unit_energies(network, batch), y)
         self.reference = Reference.of(gamma2, scores_at(network, batch, gamma2))
 
     def answer(self, images, *, score: str | None = None, tpr: float | None = None) -> Answer:
@@ -105,14 +114,15 @@ class Classifier(nn.Module):
         """
         if self.reference is None:
             raise InputError(
-                "this model cannot abstain: it was trained without validation images (data.valid)"
+                "this model keeps no scores of validation images to abstain by: it was trained without any "
+                "(data.valid) or by an older gmmc; in Python, model.calibrate(images, labels) makes them"
             )
         score = self.cfg.abstain.score if score is None else score
         tpr = self.cfg.abstain.tpr if tpr is None else tpr
         threshold = self.reference.threshold(score, tpr)
         batch = as_batch(images, self.shape)
         network, gamma2 = self.tempered(), self.reference.gamma2
-        logits = logits_at(network, raw_of(network, batch), gamma2)
+        logits = logits_at(network, unit_energies(network, batch), gamma2)
         confidence, labels = core.log_posterior(logits).exp().max(-1)
         if score == "gradient_norm":
             values = gradient_norms(network, batch, {score: gamma2})[score]

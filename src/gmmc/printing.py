@@ -22,7 +22,8 @@ def print_predictions(rows: list[dict[str, Any]]) -> None:
         lines.append(line)
     print_table(header, lines, words=2)
     if rows and rows[0]["in_distribution"] is None:
-        print("this model never abstains: it has no scores of validation images", file=sys.stderr)
+        reason = "it keeps no scores of validation images, and its confidence is not calibrated"
+        print(f"this model never abstains: {reason}", file=sys.stderr)
 
 
 def print_result(name: str, result: Any, folder: Path) -> None:

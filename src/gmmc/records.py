@@ -7,6 +7,8 @@ from typing import Any
 from gmmc.errors import InputError
 
 CONFIG, METRICS, RESULTS, REPORT = "config.toml", "metrics.jsonl", "results.json", "report.html"
+MODEL = "model.safetensors"
+LAST_GOOD = "last-good.safetensors"  # the model of a training that the guard gave up
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -24,10 +24,9 @@ from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.models import Classifier, pick_device
 from gmmc.packing import Damaged, pack, unpack
-from gmmc.records import CONFIG, METRICS, RESULTS
+from gmmc.records import CONFIG, LAST_GOOD, METRICS, MODEL, RESULTS
 
-MODEL, RESUME = "model.safetensors", "resume"
-LAST_GOOD = "last-good.safetensors"  # the model of a training that the guard gave up
+RESUME = "resume"
 REFERENCE = "reference."  # in the names of a model's tensors
 STATES_KEPT = 2
 

@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gmmc import core
+from gmmc.errors import InputError
 from gmmc.pixels import as_unit
 
-BATCH = 256
+# Images at once; with gradients a CPU's memory is the limit.
+BATCH = {"cpu": 64, "cuda": 256}
 GAMMA2_RANGE = (1e-4, 1e6)  # that a fit looks in
 SCORES = ("log_density", "max_posterior", "gradient_norm")
 
@@ -29,8 +31,9 @@ class Tempered:
     """A network whose logits can be had at any γ²."""
 
     module: nn.Module
-    raw: Callable[[Tensor], Tensor]  # images in [0, 1] → what does not depend on γ²
-    logits: Callable[[Tensor, float], Tensor]  # that and γ² → logits
+    features: Callable[[Tensor], Tensor]  # images in [0, 1] → φ(x); of another network its logits
+    energies: Callable[[Tensor], Tensor]  # images in [0, 1] → unit energies of all classes
+    logits: Callable[[Tensor, float], Tensor]  # unit energies and γ² → logits
     paper: float | None  # the γ² that the paper's formula gives; None where there are no means
 
 
@@ -38,19 +41,32 @@ def tempered(module: nn.Module) -> Tempered:
     """One of ours says how its logits depend on γ²; those of another network are divided by it."""
     if hasattr(module, "tempered"):
         return module.tempered()  # pyright: ignore[reportCallIssue]
-    return Tempered(module, module, lambda logits, gamma2: logits / gamma2, None)
+    return Tempered(module, module, lambda x: -module(x), lambda energies, gamma2: -energies / gamma2, None)
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[torch.device]:
-    """Evaluation mode, as a foreign network may hold batch norm or dropout; gives the module's device."""
+def evaluating(module: nn.Module) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Evaluation mode, as a foreign network may hold batch norm or dropout.
+
+    Gives the function that makes images, uint8 or [0, 1], into what the module takes, on its device.
+    """
     modes = {part: part.training for part in module.modules()}  # a part may be frozen in a module that trains
+    parameter = next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0))
     module.eval()
     try:
-        yield next(module.parameters(), torch.empty(0)).device
+        yield lambda images: as_unit(images.to(parameter.device)).to(parameter.dtype)
     finally:
         for part, mode in modes.items():
             part.training = mode
+
+
+def blocks(module: nn.Module, images: Tensor, on_progress: OnProgress | None) -> Iterator[Tensor]:
+    """The images in parts that fit the memory; one empty part where there are none."""
+    size = BATCH.get(next(module.parameters(), torch.empty(0)).device.type, 64)
+    for first in range(0, max(1, len(images)), size):
+        yield images[first : first + size]
+        if on_progress:
+            on_progress(min(first + size, len(images)))
 
 
 @torch.inference_mode()
@@ -61,26 +77,28 @@ def batched(
     on_progress: OnProgress | None = None,
 ) -> Tensor:
     """The function of any number of images, uint8 or [0, 1], a batch at a time on the module's device."""
-    parts = []
-    with evaluating(module) as device:
-        for first in range(0, max(1, len(images)), BATCH):
-            parts.append(function(as_unit(images[first : first + BATCH].to(device))))
-            if on_progress:
-                on_progress(min(first + BATCH, len(images)))
-    return torch.cat(parts)
+    with evaluating(module) as prepared:
+        return torch.cat([function(prepared(part)) for part in blocks(module, images, on_progress)])
 
 
-def raw_of(network: Tempered, images: Tensor, on_progress: OnProgress | None = None) -> Tensor:
-    """What the logits of these images at any γ² follow from, on the CPU in float64."""
-    return batched(network.module, network.raw, images, on_progress).cpu().double()
+def unit_energies(network: Tempered, images: Tensor, on_progress: OnProgress | None = None) -> Tensor:
+    """(N, C) on the CPU in float64: all that the logits at any γ² follow from."""
+    energies = batched(network.module, network.energies, images, on_progress).cpu().double()
+    check_finite(energies)
+    return energies
 
 
-def logits_at(network: Tempered, raw: Tensor, gamma2: float) -> Tensor:
-    """Float64 from the features on: far from all means, the classes differ in the last digits only."""
-    device = next(network.module.parameters(), torch.empty(0)).device
+def check_finite(numbers: Tensor) -> None:
+    wrong = int((~numbers.isfinite()).flatten(1).any(1).sum())
+    if wrong:
+        raise InputError(f"the model gives numbers that are not finite for {wrong} of {len(numbers)} images")
+
+
+def logits_at(network: Tempered, energies: Tensor, gamma2: float) -> Tensor:
+    """Float64: far from all means, the classes differ in the last digits only."""
     with torch.inference_mode():
-        parts = [network.logits(part.to(device), gamma2).cpu().double() for part in raw.split(BATCH)]
-    return torch.cat(parts)
+        device = next(network.module.parameters(), torch.empty(0)).device
+        return network.logits(energies.to(device), gamma2).cpu()
 
 
 # --- the paper's three scores (section 4.3): the higher, the more familiar ---
@@ -96,25 +114,23 @@ def gradient_norms(
 ) -> dict[str, Tensor]:
     """−‖∂log p(x)/∂x‖, the approximate mass, for each γ²; pixels in [0, 1]."""
     norms: dict[str, list[Tensor]] = {name: [] for name in gamma2s}
-    with evaluating(network.module) as device, torch.inference_mode(False), torch.enable_grad():
-        for first in range(0, max(1, len(images)), BATCH):
-            x = as_unit(images[first : first + BATCH].to(device, copy=True)).requires_grad_(True)
-            raw = network.raw(x)
+    with evaluating(network.module) as prepared, torch.inference_mode(False), torch.enable_grad():
+        for part in blocks(network.module, images, on_progress):
+            x = prepared(part.clone()).requires_grad_(True)
+            energies = network.energies(x)
             for name, gamma2 in gamma2s.items():
-                density = core.log_density(network.logits(raw, gamma2)).sum()
+                density = core.log_density(network.logits(energies, gamma2)).sum()
                 if density.requires_grad:
                     (gradient,) = torch.autograd.grad(density, x, retain_graph=True, materialize_grads=True)
                 else:
                     gradient = torch.zeros_like(x)  # a network that does not look at its images
                 norms[name].append(-gradient.detach().double().flatten(1).norm(dim=1).cpu())
-            if on_progress:
-                on_progress(min(first + BATCH, len(images)))
     return {name: torch.cat(parts) for name, parts in norms.items()}
 
 
 def scores_at(network: Tempered, images: Tensor, gamma2: float) -> dict[str, Tensor]:
     """All three scores at one γ²."""
-    logits = logits_at(network, raw_of(network, images), gamma2)
+    logits = logits_at(network, unit_energies(network, images), gamma2)
     gradient = gradient_norms(network, images, {"": gamma2})[""]
     return {**density_and_confidence(logits), "gradient_norm": gradient}
 
@@ -122,7 +138,7 @@ def scores_at(network: Tempered, images: Tensor, gamma2: float) -> dict[str, Ten
 # --- the temperature ---
 
 
-def fit_gamma2(network: Tempered, raw: Tensor, labels: Tensor) -> float:
+def fit_gamma2(network: Tempered, energies: Tensor, labels: Tensor) -> float:
     """The γ² of the least NLL: temperature scaling.
 
     One more image counts with every label at once. Among thousands it has no weight; where a few images are
@@ -131,7 +147,7 @@ def fit_gamma2(network: Tempered, raw: Tensor, labels: Tensor) -> float:
     from scipy.optimize import minimize_scalar
 
     def nll(log_gamma2: float) -> float:
-        logits = logits_at(network, raw, math.exp(log_gamma2))
+        logits = logits_at(network, energies, math.exp(log_gamma2))
         smoothing = 1 / (len(labels) + 1)
         return F.cross_entropy(logits, labels, label_smoothing=smoothing).item()
 

@@ -1,5 +1,6 @@
 """The training loop: update, log, guard, save; resume, finish, stop when asked."""
 
+import dataclasses
 import signal
 import sys
 import threading
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifier:
     """Train in the folder `out`, going on where an earlier call with the same configuration stopped."""
-    data = data or data_sources.load(cfg.data, cfg.train.seed)
+    if data is None:
+        cfg = dataclasses.replace(cfg, data=data_sources.located(cfg.data))
+        data = data_sources.load(cfg.data, cfg.train.seed)
     check(cfg, data, world_size(cfg.train))
     fabric = build_fabric(cfg.train)
     folder = RunFolder(out)

@@ -2,13 +2,14 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from gmmc.config import DataConfig
 from gmmc.data import named, stored
 from gmmc.data.arrays import from_arrays
 from gmmc.data.digits import digits
-from gmmc.data.outside import outside
+from gmmc.data.outside import GENERATED, Outside, find_outside, outside
 from gmmc.data.speaking import say
 from gmmc.data.splits import Dataset, LabelledImages, Parts, hold_out
 from gmmc.errors import InputError
@@ -42,4 +43,22 @@ def _parts(cfg: DataConfig) -> Parts:
     )
 
 
-__all__ = ["SOURCES", "Dataset", "LabelledImages", "from_arrays", "hold_out", "load", "outside"]
+def located(cfg: DataConfig) -> DataConfig:
+    """With the whole path of a folder: a run is evaluated later, perhaps from elsewhere."""
+    path = Path(cfg.name).expanduser()
+    return cfg if cfg.name in SOURCES or not path.exists() else replace(cfg, name=str(path.resolve()))
+
+
+__all__ = [
+    "GENERATED",
+    "SOURCES",
+    "Dataset",
+    "LabelledImages",
+    "Outside",
+    "find_outside",
+    "from_arrays",
+    "hold_out",
+    "load",
+    "located",
+    "outside",
+]

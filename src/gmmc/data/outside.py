@@ -1,6 +1,7 @@
 """Images from outside of a data set, in its shape: what a model should find unlikely."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -57,24 +58,46 @@ GENERATED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 }
 
 
+PAIRED = {"interp", "inverted", "rotated"}  # image i is made from test image i
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A set of other images, and what should be known of it beside a number."""
+
+    name: str
+    images: Tensor  # uint8, of the shape of the data set
+    notes: tuple[str, ...] = ()
+    paired: bool = False
+
+
 def outside(name: str, data: Dataset, seed: int = 0) -> Tensor:
     """uint8 images of the shape of `data`: generated, of a named set, or of a folder or parquet file.
 
     Of another set, its test images if it has any; cropped around the centre and resized to fit.
     """
+    found = find_outside(name, data, seed)
+    for note in found.notes:
+        say(note)
+    return found.images
+
+
+def find_outside(name: str, data: Dataset, seed: int = 0) -> Outside:
     if name in GENERATED:
         if len(data.test) == 0:
             raise InputError(f"{name} is made from test images, got none")
-        return GENERATED[name](data.test.images, generator(seed, "outside", name))
+        images = GENERATED[name](data.test.images, generator(seed, "outside", name))
+        return Outside(name, images, paired=name in PAIRED)
     if name == "digits":
-        return fitted(digits(DataConfig()).test.images, data.shape)
+        return Outside(name, fitted(digits(DataConfig()).test.images, data.shape))
     if name in named.NAMED:
-        images, notes = stored.load_unlabelled(named.find(name, data.root), data.shape, name)
-    elif (path := Path(name).expanduser()).exists():
-        images, notes = stored.load_unlabelled(path, data.shape)
-    else:
-        known = ", ".join((*GENERATED, "digits", *named.NAMED))
-        raise InputError(f"images from outside must be one of {known}, or a folder, got {name!r}")
-    for note in notes:
-        say(note)
-    return images
+        return Outside(name, *stored.load_unlabelled(named.find(name, data.root), data.shape, name))
+    known = (*GENERATED, "digits", *named.NAMED)
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise InputError(f"images from outside must be one of {', '.join(known)}, or a folder, got {name!r}")
+    last = path.resolve().name
+    # Not to be taken for the set of that name.
+    shown = f"{last} (folder)" if last in known else last
+    images, notes = stored.load_unlabelled(path, data.shape)
+    return Outside(shown, images, (f"{shown}: read from {path}", *notes))

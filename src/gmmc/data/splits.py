@@ -118,6 +118,9 @@ def hold_out(data: LabelledImages, share: float, seed: int) -> tuple[LabelledIma
     count = round(share * len(data))
     if count:
         held[by_class[(torch.arange(count) * len(data)) // count]] = True
+    for y in data.labels[held].unique():
+        if held[data.labels == y].all():  # the only images of a class are to be learned from
+            held[by_class[data.labels[by_class] == y][0]] = False
     return data[~held], data[held]
 
 

@@ -4,17 +4,21 @@ They take any module of images in [0, 1] → logits; those that draw need a mode
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.errors import InputError
 from gmmc.evaluations import accuracy, calibration, latent, ood, samples
-from gmmc.evaluations.result import Result
-from gmmc.scores import batched
+from gmmc.evaluations.result import Result, conditions
+from gmmc.models import Classifier
+from gmmc.pixels import Shape
+from gmmc.scores import evaluating
 
 EVALUATIONS: dict[str, Callable[[Any, Dataset, EvaluateConfig], Result]] = {
     "accuracy": accuracy.evaluate,
@@ -30,43 +34,79 @@ def evaluate(
     model: nn.Module, data: Dataset, names: Iterable[str] | str = (), cfg: EvaluateConfig | None = None
 ) -> dict[str, Result]:
     """Run the named evaluations, or all that the model allows."""
+    return dict(one_by_one(model, data, names, cfg or EvaluateConfig()))
+
+
+def one_by_one(
+    model: nn.Module, data: Dataset, names: Iterable[str] | str, cfg: EvaluateConfig
+) -> Iterator[tuple[str, Result]]:
+    """Each evaluation as it is done. One that was asked for by name and is impossible is an error.
+
+    Where all are meant, it is left out with the reason as its flag.
+    """
+    asked = [names] if isinstance(names, str) else list(names)
+    chosen = choose(model, asked)
+    check(model, data)
+    for name in chosen:
+        try:
+            yield name, tidy(EVALUATIONS[name](model, data, cfg), data)
+        except InputError as error:
+            if asked:
+                raise
+            yield name, tidy(Result({}, conditions(model), flags=[f"not measured: {error}"]), data)
+
+
+def check(model: nn.Module, data: Dataset) -> None:
+    """Refuse a model and data that do not belong together."""
     if len(data.test) == 0:
         raise InputError("an evaluation needs at least one test image, got none")
-    chosen = choose(model, names)
-    check_logits(model, data)
-    results = {name: EVALUATIONS[name](model, data, cfg or EvaluateConfig()) for name in chosen}
-    return {name: about(result, data) for name, result in results.items()}
+    if isinstance(model, Classifier) and (model.shape, model.class_names) != (data.shape, data.class_names):
+        of_model, of_data = (describe(x.shape, x.class_names) for x in (model, data))
+        raise InputError(f"the data must be like those of the training, {of_model}, got {of_data}")
+    with evaluating(model) as prepared, torch.inference_mode():
+        logits = model(prepared(data.test.images[:2]))
+    wanted = (len(data.test.images[:2]), len(data.class_names))
+    if not isinstance(logits, Tensor) or tuple(logits.shape) != wanted:
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise InputError(
+            f"the model must give one logit per class, {wanted} for {wanted[0]} image(s), got {got}"
+        )
 
 
-def check_logits(model: nn.Module, data: Dataset) -> None:
-    shape = tuple(batched(model, model, data.test.images[:2]).shape)
-    wanted = (min(2, len(data.test)), len(data.class_names))
-    if shape != wanted:
-        raise InputError(f"the model must give one logit per class, {wanted} for 2 images, got {shape}")
+def describe(shape: Shape, class_names: tuple[str, ...]) -> str:
+    names = ", ".join(class_names[:10]) + (", …" if len(class_names) > 10 else "")
+    return f"{'×'.join(map(str, shape))} with the classes {names}"
 
 
-def about(result: Result, data: Dataset) -> Result:
-    """With the data among its conditions."""
+def tidy(result: Result, data: Dataset) -> Result:
+    """With the data among its conditions, and without numbers that are none."""
     told = {"data": data.name, **result.conditions}
     if data.notes:
         told["data_notes"] = list(data.notes)
-    return dataclasses.replace(result, conditions=told)
+    sound = {key: value for key, value in result.values.items() if math.isfinite(value)}
+    lost = [f"{key} is not a finite number and is left out" for key in result.values.keys() - sound.keys()]
+    return dataclasses.replace(result, values=sound, conditions=told, flags=[*result.flags, *sorted(lost)])
 
 
-def choose(model: nn.Module, names: Iterable[str] | str) -> list[str]:
+def choose(model: nn.Module, names: Iterable[str]) -> list[str]:
     """The names of the evaluations to run, all of them known and possible."""
-    chosen = [names] if isinstance(names, str) else list(names)
+    chosen = list(names)
     for name in chosen:
         if name not in EVALUATIONS:
             raise InputError(f"unknown evaluation {name!r}; known are {', '.join(EVALUATIONS)}")
         if name in NEED_SAMPLES and not can_sample(model):
             raise InputError(f"evaluation {name!r} needs a model that can sample, got {type(model).__name__}")
-    return chosen or [name for name in EVALUATIONS if name not in NEED_SAMPLES or can_sample(model)]
+    return chosen or [name for name in EVALUATIONS if name not in NEED_SAMPLES or was_made_to_sample(model)]
 
 
 def can_sample(model: nn.Module) -> bool:
     """One of ours, but not a softmax classifier trained without samples."""
-    return bool(getattr(model, "can_sample", hasattr(model, "sample")))
+    return isinstance(model, Classifier) and model.can_sample
+
+
+def was_made_to_sample(model: nn.Module) -> bool:
+    """Chains of a model that was trained without any take as long and show little."""
+    return isinstance(model, Classifier) and model.can_sample and model.cfg.samples
 
 
 __all__ = ["EVALUATIONS", "Result", "evaluate"]

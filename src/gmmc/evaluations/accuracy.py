@@ -13,13 +13,14 @@ from gmmc.evaluations import intervals
 from gmmc.evaluations.calibration import brier
 from gmmc.evaluations.result import Result, conditions
 from gmmc.progress import Progress
-from gmmc.scores import batched
+from gmmc.scores import batched, check_finite
 
 
 def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
     labels, classes = data.test.labels, len(data.class_names)
     with Progress("accuracy", len(labels)) as bar:
         logits = batched(model, model, data.test.images, bar.update).cpu().double()
+    check_finite(logits)
     predicted = logits.argmax(-1)
     hits = int((predicted == labels).sum())
     confusion = torch.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)

@@ -43,16 +43,26 @@ def detect(inside: np.ndarray, outside: np.ndarray, weights: np.ndarray | None =
 
 
 def bootstrap(
-    inside: np.ndarray, outside: np.ndarray, replicates: int, source: np.random.Generator, rows: int = 20
+    inside: np.ndarray,
+    outside: np.ndarray,
+    replicates: int,
+    source: np.random.Generator,
+    *,
+    paired: bool = False,
+    rows: int = 20,
 ) -> Detection:
-    """Both sets drawn anew with replacement; a few replicates at a time, for memory."""
+    """Both sets drawn anew with replacement; a few replicates at a time, for memory.
+
+    Paired: image i outside was made from image i inside, and comes and goes with it.
+    """
     parts = []
     for first in range(0, replicates, rows):
         count = min(rows, replicates - first)
-        draws = [
-            source.multinomial(size, np.full(size, 1 / size), count) for size in (len(inside), len(outside))
-        ]
-        parts.append(detect(inside, outside, np.concatenate(draws, 1).astype(float)))
+        drawn = source.multinomial(len(inside), np.full(len(inside), 1 / len(inside)), count)
+        other = drawn
+        if not paired:
+            other = source.multinomial(len(outside), np.full(len(outside), 1 / len(outside)), count)
+        parts.append(detect(inside, outside, np.concatenate([drawn, other], 1).astype(float)))
     return Detection(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 

@@ -17,7 +17,7 @@ def of_proportion(hits: int, count: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def of_replicates(replicates: np.ndarray) -> tuple[float, float]:
-    """The middle 95% of bootstrap replicates."""
+def of_replicates(replicates: np.ndarray) -> tuple[float, float] | None:
+    """The middle 95% of bootstrap replicates; None where these are all the same and know no doubt."""
     low, high = np.quantile(replicates, [0.025, 0.975])
-    return float(low), float(high)
+    return (float(low), float(high)) if low < high else None

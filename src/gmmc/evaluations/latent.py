@@ -7,11 +7,12 @@ from torch import Tensor, nn
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.errors import InputError
+from gmmc.evaluations import intervals
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
 from gmmc.progress import Progress
 from gmmc.randomness import generator
-from gmmc.scores import raw_of, tempered
+from gmmc.scores import batched, check_finite, tempered
 
 NEIGHBOURS = 10
 
@@ -24,7 +25,8 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
     if len(some) < NEIGHBOURS + 1 or len(some.labels.unique()) < 2:
         raise InputError(f"a map of features needs {NEIGHBOURS + 1} test images of two classes or more")
     with Progress("features", len(some)) as bar:
-        features = raw_of(tempered(model), some.images, bar.update)
+        features = batched(model, tempered(model).features, some.images, bar.update).cpu().double()
+    check_finite(features)
     told = conditions(
         model,
         split="test",
@@ -35,8 +37,11 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
     )
     if (features == features[0]).all():
         return Result({}, told, flags=["all test images have the same features: there is nothing to map"])
+    values = separability(features, some.labels)
+    hits = round(values["knn_accuracy"] * len(some))
     return Result(
-        values=separability(features, some.labels),
+        values=values,
+        intervals={"knn_accuracy": intervals.of_proportion(hits, len(some))},
         curves={
             "tsne": {**tsne_map(features, cfg.seed), "label": some.labels.tolist()},
             "class_names": list(data.class_names),
@@ -62,8 +67,8 @@ def separability(features: Tensor, labels: Tensor) -> dict[str, float]:
     from sklearn.metrics import silhouette_score
     from sklearn.neighbors import NearestNeighbors
 
-    neighbours = NearestNeighbors(n_neighbors=NEIGHBOURS + 1).fit(features.numpy())
-    nearest = torch.from_numpy(neighbours.kneighbors(features.numpy(), return_distance=False)[:, 1:])
+    neighbours = NearestNeighbors(n_neighbors=NEIGHBOURS).fit(features.numpy())
+    nearest = torch.from_numpy(neighbours.kneighbors(return_distance=False))  # an image is not its own
     votes = labels[nearest].mode(1).values
     classes, counts = labels.unique(return_counts=True)
     means = torch.stack([features[labels == y].mean(0) for y in classes])
@@ -74,8 +79,9 @@ def separability(features: Tensor, labels: Tensor) -> dict[str, float]:
     between = (counts[:, None] * centred.square()).sum()
     cosines = torch.nn.functional.cosine_similarity(centred[:, None], centred[None], dim=-1)
     pairs = cosines[~torch.eye(len(classes), dtype=torch.bool)]
+    several = len(classes) < len(labels)  # some class has two images: else nothing is within a class
     return {
-        "silhouette": float(silhouette_score(features.numpy(), labels.numpy())),
+        **({"silhouette": float(silhouette_score(features.numpy(), labels.numpy()))} if several else {}),
         "knn_accuracy": (votes == labels).double().mean().item(),
         "between_within": (between / within).item(),
         "mean_cosine": pairs.mean().item(),

@@ -4,6 +4,8 @@ A judge that never saw the model, a support vector machine trained on the real i
 sample shows. Diversity is the mean distance between samples of a class, relative to real images of it.
 """
 
+import math
+
 import numpy as np
 import torch
 from PIL.Image import Image
@@ -35,25 +37,25 @@ def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
         images = model.sample(cfg.samples, labels, cfg.seed, on_progress=bar.update).cpu()
     generated = LabelledImages(to_uint8(images), labels)
 
-    pixels = data.train.images[0].numel()
-    count = min(JUDGE_IMAGES, max(20 * classes, JUDGE_PIXELS // pixels))
-    real = data.train[torch.randperm(len(data.train), generator=generator(cfg.seed, "judge"))[:count]]
+    real = judge_images(data.train, classes, cfg.seed)
     with Progress("asking the judge", 2) as bar:
         judge = SVC().fit(pixel_vectors(real), real.labels.numpy())
         bar.update(1)
         verdicts = torch.from_numpy(judge.predict(pixel_vectors(generated)))
         bar.update(2)
     agrees = verdicts == labels
-    diversity = within_class_distance(generated, classes) / within_class_distance(real, classes)
+    judged = torch.from_numpy(judge.predict(pixel_vectors(data.test))) == data.test.labels
     values = {
         "svc_agreement": agrees.double().mean().item(),
-        "svc_test_accuracy": float(judge.score(pixel_vectors(data.test), data.test.labels.numpy())),
-        "diversity": diversity,
+        "svc_test_accuracy": judged.double().mean().item(),
+        "diversity": diversity(generated, real, classes),
     }
-    hits = int(agrees.sum())
     return Result(
         values=values,
-        intervals={"svc_agreement": intervals.of_proportion(hits, cfg.samples)},
+        intervals={
+            "svc_agreement": intervals.of_proportion(int(agrees.sum()), cfg.samples),
+            "svc_test_accuracy": intervals.of_proportion(int(judged.sum()), len(judged)),
+        },
         curves={
             "svc_agreement_per_class": [agrees[labels == y].double().mean().item() for y in range(classes)]
         },
@@ -110,14 +112,29 @@ def pixel_vectors(data: LabelledImages) -> np.ndarray:
     return as_unit(data.images).flatten(1).numpy()
 
 
-def within_class_distance(data: LabelledImages, classes: int) -> float:
-    """Mean over the classes of the mean Euclidean distance of two images of a class, pixels in [0, 1]."""
-    pixels = torch.from_numpy(pixel_vectors(data))
-    by_class = [pixels[data.labels == y] for y in range(classes)]
-    alone = [y for y, images in enumerate(by_class) if len(images) < 2]
-    if alone:
-        raise InputError(f"a distance within a class needs two images, got fewer for class {alone[0]}")
-    return torch.stack([torch.pdist(images).mean() for images in by_class]).mean().item()
+def judge_images(train: LabelledImages, classes: int, seed: int) -> LabelledImages:
+    """As many of each class as time allows, drawn at random."""
+    pixels = train.images[0].numel()
+    count = min(JUDGE_IMAGES, max(20 * classes, JUDGE_PIXELS // pixels)) // classes
+    order = torch.randperm(len(train), generator=generator(seed, "judge"))
+    chosen = [order[train.labels[order] == y][:count] for y in range(classes)]
+    return train[torch.cat(chosen)]
+
+
+def diversity(generated: LabelledImages, real: LabelledImages, classes: int) -> float:
+    """The distance of two samples of a class relative to that of real images; NaN where there are no two."""
+    pairs = [
+        (within_distance(generated, y), within_distance(real, y))
+        for y in range(classes)
+        if (real.labels == y).sum() > 1
+    ]
+    ours, theirs = (sum(column) for column in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
+    return ours / theirs if theirs else math.nan
+
+
+def within_distance(data: LabelledImages, label: int) -> float:
+    """Mean Euclidean distance of two images of a class, pixels in [0, 1]."""
+    return torch.pdist(torch.from_numpy(pixel_vectors(data[data.labels == label]))).mean().item()
 
 
 def by_class(images: Tensor, classes: int, count: int) -> Tensor:

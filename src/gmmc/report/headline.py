@@ -6,7 +6,7 @@ from typing import Any
 
 from gmmc.report import published
 from gmmc.report.numbers import MISSING, duration, plain, printed
-from gmmc.report.ood import SETS, Places
+from gmmc.report.ood import SETS, TEMPERATURES, Places
 from gmmc.report.parts import NOT_OURS, Cell, Group, Line, Section, Table, cell, flags
 from gmmc.report.reading import Run
 
@@ -44,7 +44,7 @@ GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
             Wanted("NLL with γ² fitted on validation images", "fitted/nll"),
         ),
     ),
-    "ood": ("Other images (AUROC by log p(x))", ()),  # a line per set, see `lines_of`
+    "ood": ("Other images (AUROC of log p(x){temperature})", ()),  # a line per set, see `lines_of`
     "samples": (
         "Samples",
         (
@@ -63,9 +63,12 @@ def headline(runs: Sequence[Run]) -> Section:
     models = [m for m in PUBLISHED_MODELS if any(row.model == m for row in others)]
     table = Table([run.name for run in runs] + models, published_columns=len(models))
     table.caption = f"In italics: {NOT_OURS}." if models else ""
+    temperatures = Places(runs).temperatures
+    at = f", {TEMPERATURES.get(temperatures[0], temperatures[0])}" if temperatures else ""
     for name, (title, _) in GROUPS.items():
         if any(name in run.results for run in runs):
-            table.lines += group_lines(name, title, runs, models, others, table)
+            shown = title.format(temperature=at)
+            table.lines += group_lines(name, shown, runs, models, others, table)
     table.lines += training_lines(runs, len(models))
     text = "Small print below a number is its 95% interval." if any_intervals(runs) else ""
     return Section("headline", "At a glance", text, groups=[Group(tables=[table]), *literature(runs)])

@@ -7,9 +7,8 @@ from typing import Any
 
 from gmmc.config import read_toml
 from gmmc.errors import InputError
-from gmmc.records import CONFIG, RESULTS, read_metrics, read_results
+from gmmc.records import CONFIG, LAST_GOOD, MODEL, RESULTS, read_metrics, read_results
 
-MODEL, LAST_GOOD = "model.safetensors", "last-good.safetensors"  # only looked for, never opened
 PARTS = {"values": dict, "intervals": dict, "curves": dict, "files": list, "flags": list, "conditions": dict}
 
 
@@ -35,7 +34,10 @@ class Run:
 
     @property
     def data(self) -> str:
-        return str(self.config.get("data", {}).get("name", "unknown data"))
+        """As measured; a run may have been trained on arrays, of which its recipe knows nothing."""
+        told = [entry.conditions["data"] for entry in self.results.values() if "data" in entry.conditions]
+        named = str(self.config.get("data", {}).get("name", "unknown data"))
+        return str(told[-1]) if told else Path(named).name
 
     @property
     def state(self) -> str:
