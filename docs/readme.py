@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from gmmc.report import published
+from gmmc.report.ood import SETS
 
 ROOT = Path(__file__).parents[1]
-SETS = {"svhn": "SVHN", "interp": "Interp", "cifar100": "CIFAR-100", "celeba": "CelebA"}
 
 
 def results(name: str) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def digits_table() -> str:
             f"γ² fitted on validation images; with the paper's γ² {fits['paper/nll']:.2f}, "
             f"{fits['paper/ece']:.1%}",
         ],
-        ["AUROC of log p(x)", f"**{density}**", "test digits against other images"],
+        ["AUROC of log p(x)", f"**{density}**", "test digits against other images, γ² fitted"],
         ["AUROC of max p(y\\|x)", confidence, "the same, by confidence alone"],
         [
             "samples an independent SVC recognises",
@@ -76,19 +76,27 @@ def cifar10_table() -> str:
     for name, words in (("paper", "the paper's γ²"), ("unit", "γ = 1"), ("fitted", "γ² fitted")):
         found = [run["calibration"]["values"].get(f"{name}/ece") for run in runs]
         rows.append([f"ECE, {words}", *("–" if x is None else f"{x:.2%}" for x in found), "–", "–"])
-    for name, words in SETS.items():
+    ece = {row.model: row.numbers for row in published.find("cifar10", "calibration")}["GMMC (Gen)"]["ece"]
+    rows.append(["ECE, γ² not stated", "–", "–", "–", "–", f"*{ece:%}*"])
+    outside = runs[0]["ood"]["conditions"]["outside"]
+    for name in outside:
         place = f"{name}/log_density/fitted/auroc"
         found = [f"{run['ood']['values'][place]:.3f}" for run in runs]
-        rows.append([f"AUROC of log p(x), {words}", *found, "–", f"*{auroc[name]}*"])
+        other = f"*{auroc[name]}*" if name in auroc else "–"
+        rows.append([f"AUROC of log p(x), γ² fitted: {SETS.get(name, name)}", *found, "–", other])
+    trained = [run["accuracy"]["conditions"]["trained"] for run in runs]
+    rows.append(["rollbacks in training", *(str(facts["rollbacks"]) for facts in trained), "–", "–"])
+    rows.append(
+        ["minutes, four such at once", *(f"{facts['seconds'] / 60:.0f}" for facts in trained), "–", "–"]
+    )
     header = ["", "GMMC (Dis)", "with batch norm", "softmax, batch norm", "*GMMC (Dis)*", "*GMMC (Gen)*"]
-    conditions, trained = runs[0]["ood"]["conditions"], runs[0]["accuracy"]["conditions"]["trained"]
+    conditions = runs[0]["calibration"]["conditions"]
+    sets = ", ".join(f"{SETS.get(name, name)} {count:,}" for name, count in outside.items())
     told = (
-        f"WRN-28-4, {trained['updates']:,} updates at β = 0 in {trained['seconds'] / 60:.0f} minutes of one "
-        f"{conditions['hardware']} that trained four such networks at once, one seed each, commit "
-        f"{conditions['commit'][:10]}. Trained on 45,000 images, fitted on the other 5,000, measured on "
-        f"10,000 test images, {conditions['outside']['svhn']:,} of SVHN and 10,000 of each other set. "
-        "*In italics*: published for a WRN-28-10 after 150 epochs, not measured by us. "
-        "Conditions and intervals: [results/](results/cifar10-dis.json)."
+        f"WRN-28-4, {trained[0]['updates']:,} updates at β = 0 on one {conditions['hardware']}, one seed each, "
+        f"commit {conditions['commit'][:10]}. γ² fitted on {conditions['fitted_on']}. Images: test "
+        f"{conditions['images']:,}, {sets}. *In italics*: published for a WRN-28-10 after 150 epochs, not "
+        "measured by us. Conditions and intervals: [results/](results/cifar10-dis.json)."
     )
     return f"{table(header, rows)}\n{told}\n"
 
