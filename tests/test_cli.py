@@ -110,6 +110,7 @@ def test_predictions_as_json_are_the_model_s(run, tmp_path, capsys):
         assert answer["value"] == pytest.approx(expected.values.item(), rel=1e-5)
         assert answer["threshold"] == expected.threshold
         assert answer["percentile"] == expected.percentile.item()
+        assert answer["answer"] == (answer["class"] if answer["in_distribution"] else None)
 
 
 def test_an_image_like_no_other_is_not_named(run, tmp_path, capsys):
@@ -120,9 +121,33 @@ def test_an_image_like_no_other_is_not_named(run, tmp_path, capsys):
     assert status == 0
     assert "not like the training images (nearest: " in out
     assert "accepted from" in out
-    for score in ("max_posterior", "gradient_norm"):
+    for score, words in (("max_posterior", "log odds"), ("gradient_norm", "-gradient norm")):
         _, out, _ = gmmc("predict", run, tmp_path / "noise.png", "--score", score, capsys=capsys)
-        assert score.replace("_", " ") in out
+        assert words in out.splitlines()[0]
+
+
+def test_a_bound_of_few_images_is_said_to_be_rough(tmp_path, capsys):
+    train(tiny_config(), tmp_path / "run", tiny_data())
+    Image.new("L", (8, 8)).save(tmp_path / "black.png")
+    _, _, err = gmmc("predict", tmp_path / "run", tmp_path / "black.png", capsys=capsys)
+    assert "rests on 12 validation images" in err
+
+
+def test_photos_are_resized_as_the_training_images_were_unless_that_is_refused(tmp_path, capsys):
+    train(tiny_config(data={"size": 8}), tmp_path / "run", tiny_data())
+    Image.new("L", (20, 30)).save(tmp_path / "photo.png")
+    status, _, _ = gmmc("predict", tmp_path / "run", tmp_path / "photo.png", capsys=capsys)
+    assert status == 0
+    status, _, err = gmmc("predict", tmp_path / "run", tmp_path / "photo.png", "--no-resize", capsys=capsys)
+    assert status == 2
+    assert "must be 8×8 pixels" in err
+
+
+def test_earlier_results_for_other_sets_are_not_lost_in_silence(run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "run")
+    gmmc("evaluate", tmp_path / "run", "ood", "--ood", "noise", "--ood", "constant", capsys=capsys)
+    _, out, _ = gmmc("evaluate", tmp_path / "run", "ood", "--ood", "noise", capsys=capsys)
+    assert "replaces the earlier results for constant" in out
 
 
 def test_a_model_without_validation_images_answers_without_abstaining(tmp_path, capsys):
@@ -158,6 +183,7 @@ def pictures(tmp_path):
         ),
         (["train", "digits", "data.name=cats"], "data.name must be one of digits"),
         (["evaluate", "{run}", "ood", "--ood", "cats"], "cats"),
+        (["evaluate", "{run}", "accuracy", "--ood", "noise"], "--ood is for the evaluation ood"),
         (["report", "nowhere"], "nowhere"),
         (["predict", "{run}", "{dir}/good.png", "--tpr", "2"], "tpr must lie between 0 and 1, got 2"),
         (["predict", "{run}", "{dir}/good.png", "--score", "beauty"], "score must be one of log_density"),

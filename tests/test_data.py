@@ -92,7 +92,7 @@ def dataset(labels, class_names=("a", "b"), valid=(), size=8):
         (lambda: LabelledImages(images_of(2).float(), torch.zeros(2, dtype=torch.int64)), "uint8"),
         (lambda: LabelledImages(images_of(2), torch.zeros(3, dtype=torch.int64)), "2 whole numbers"),
         (lambda: LabelledImages(images_of(2), torch.zeros(2)), "int64"),
-        (lambda: dataset([0, 0], ["a"]), "class_names must name at least two classes, got 'a'"),
+        (lambda: dataset([0, 0], ["a"]), "images of at least two classes, got 'a'"),
         (lambda: dataset([0, 1, 2], ["a", "b", "a"]), "class_names must differ, got 'a' twice"),
     ],
 )

@@ -122,6 +122,11 @@ class TestEvaluation:
         with pytest.raises(InputError, match="different names, got noise, noise"):
             gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateConfig(ood=("noise", "noise")))
 
+    def test_images_of_its_own_are_pointed_out(self, monkeypatch):
+        monkeypatch.setattr(ood, "find_outside", lambda name, data, seed: Outside(name, data.test.images))
+        result = gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateConfig(ood=("itself",)))["ood"]
+        assert "itself: 18 of these images are in the model's own data" in result.flags
+
     def test_a_set_that_cannot_be_made_of_these_images_is_left_out(self):
         data = tiny_data()
         one = Dataset(data.train, data.valid, data.test[:1], data.class_names)

@@ -8,7 +8,7 @@ from torch import nn
 import gmmc
 from conftest import make_model, tiny_config, tiny_data
 from gmmc.commands import evaluate_run
-from gmmc.config import EvaluateConfig
+from gmmc.config import DataConfig, EvaluateConfig
 from gmmc.data import LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations import EVALUATIONS, Result, choose, evaluate
@@ -334,9 +334,34 @@ def test_a_run_gets_its_results_and_pictures(run):
 
 
 def test_a_run_is_not_measured_on_data_it_was_not_trained_on(tmp_path):
-    train(tiny_config(), tmp_path / "run", tiny_data())
+    digits = gmmc.data.load(DataConfig(), seed=0)
+    half = gmmc.data.Dataset(digits.train[::2], digits.valid, digits.test, digits.class_names, name="digits")
+    train(tiny_config(), tmp_path / "run", half)
     with pytest.raises(InputError, match="was not trained on the digits"):
         dict(evaluate_run(str(tmp_path / "run"), [], "cpu"))
+
+
+def test_results_on_arrays_are_kept_where_the_report_finds_them(tmp_path):
+    run, data = tmp_path / "run", tiny_data()
+    train(tiny_config(), run, data)
+    with pytest.raises(InputError, match=r"trained on arrays, .* gmmc.evaluate\(gmmc.load"):
+        dict(evaluate_run(str(run), [], "cpu"))
+    gmmc.evaluate(gmmc.load(run), data, ["accuracy", "samples"], SMALL, out=run)
+    results = json.loads((run / "results.json").read_text())
+    assert results["accuracy"]["conditions"]["data"] == "arrays"
+    assert (run / "samples" / "film.png").is_file()
+
+
+def test_results_and_data_do_not_fill_the_screen():
+    assert len(repr(evaluate(Brightness(), tiny_data(), "accuracy")["accuracy"])) < 300
+    assert repr(tiny_data()) == "Dataset(arrays: 64 train, 12 valid, 18 test, 1×8×8, 3 classes)"
+
+
+def test_probabilities_are_not_taken_for_logits():
+    network = nn.Sequential(Brightness(), nn.Softmax(-1))
+    assert any(
+        "probabilities, not logits" in flag for flag in evaluate(network, tiny_data())["accuracy"].flags
+    )
 
 
 def test_unknown_evaluations_are_listed(run):

@@ -204,7 +204,7 @@ BAD = [
     (lambda root: tables(root, label=(9, None)), SECOND + "9 must have a label in 'label', got null"),
     (lambda root: tables(root, label=(2, 3)), SECOND + r"2 must have a label in 0\.\.2, got 3"),
     (lambda root: tables(root, label=(2, -1)), SECOND + r"2 must have a label in 0\.\.2, got -1"),
-    (one_class, "class_names must name at least two classes, got 'cat'"),
+    (one_class, "images of at least two classes, got 'cat'"),
     (bad_image_file, r"cannot read .*dog.001\.png as an image"),
     (dangling_link, r"cannot read .*zzz\.png: No such file"),
     (empty_class, r"every class folder must hold images, got none in .*ferret; fill or remove it"),

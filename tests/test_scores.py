@@ -166,7 +166,7 @@ class TestReference:
 
     def test_percentiles_count_lower_scores(self):
         values = torch.tensor([-5.0, 0.0, 50.0, 1000.0])
-        assert self.reference().percentile("log_density", values).tolist() == [0, 0, 0.5, 1]
+        assert self.reference().percentile("log_density", values).tolist() == [0, 0, 50, 100]
 
     def test_bad_input(self):
         with pytest.raises(InputError, match="score must be one of log_density, max_posterior"):
@@ -209,7 +209,8 @@ class TestAnswer:
         inside, outside = (model.answer(x) for x in (data.test.images, noise.to(torch.uint8)))
         assert inside.score == "log_density"
         assert inside.percentile.mean() > outside.percentile.mean()
-        assert 0 <= inside.percentile.min() <= inside.percentile.max() <= 1
+        assert 0 <= inside.percentile.min() <= inside.percentile.max() <= 100
+        assert inside.names == [model.class_names[y] for y in inside.labels]
         assert torch.equal(inside.labels, model.predict(data.test.images))
 
     def test_confidence_is_that_of_the_fitted_temperature(self, model):

@@ -33,9 +33,15 @@ class Reference:
         return values[int(round((1 - tpr) * len(values), 9))].item()
 
     def percentile(self, score: str, values: Tensor) -> Tensor:
-        """The share of the reference images with a lower score, in [0, 1]."""
+        """How many of a hundred reference images have a lower score."""
         reference = self._of(score)
-        return torch.searchsorted(reference, values.to(reference).contiguous()).double() / len(reference)
+        return (
+            100 * torch.searchsorted(reference, values.to(reference).contiguous()).double() / len(reference)
+        )
+
+    @property
+    def images(self) -> int:
+        return len(next(iter(self.scores.values())))
 
     def _of(self, score: str) -> Tensor:
         if score not in self.scores:
@@ -48,11 +54,12 @@ class Answer:
     """What a model says of some images: one entry per image, but for the threshold."""
 
     labels: Tensor  # the most probable class
+    names: list[str]  # of these classes
     confidence: Tensor  # p(y|x) of it, at the fitted γ²
     score: str
-    values: Tensor  # of the score
+    values: Tensor  # of the score: log p(x), the log odds of the confidence, or −‖∂log p(x)/∂x‖
     threshold: float  # below it the model abstains
-    percentile: Tensor  # share of the validation images that score lower
+    percentile: Tensor  # of 100 validation images, how many score lower
     accepted: Tensor  # whether the image is like those of the training
 
 

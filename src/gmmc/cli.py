@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gmmc import __version__, printing
+from gmmc import __version__, printing, records
 from gmmc.errors import Diverged, InputError, Interrupted
 from gmmc.ranks import is_leader
 
@@ -99,8 +99,12 @@ def evaluate(
     from gmmc.commands import evaluate_run
 
     changes = {"ood": tuple(ood) if ood else None, "samples": samples, "seed": seed}
+    before = set(records.read_results(Path(run)).get("ood", {}).get("conditions", {}).get("outside", {}))
     for name, result in evaluate_run(run, names or [], device, **changes):
         printing.print_result(name, result, Path(run))
+        lost = before - set(result.conditions.get("outside", before))
+        if name == "ood" and lost:
+            print(f"  (replaces the earlier results for {', '.join(sorted(lost))})")
     print(f"\nAll of it: {Path(run) / 'results.json'}   to look at: gmmc report {run}")
 
 
@@ -162,8 +166,13 @@ def predict(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image files.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per image.")] = False,
     resize: Annotated[
-        bool, typer.Option(help="Crop and resize images of another size instead of refusing them.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--resize/--no-resize",
+            help="Crop and resize images of another size, or refuse them. Default: as was done with the "
+            "training images (data.size).",
+        ),
+    ] = None,
     score: Annotated[
         str | None,
         typer.Option(help="log_density, max_posterior or gradient_norm; default: the recipe's."),

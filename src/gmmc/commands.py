@@ -10,6 +10,7 @@ import torch
 from gmmc import data as data_sources
 from gmmc import evaluations, pictures, runs
 from gmmc.atomic import write_atomic
+from gmmc.data import Dataset
 from gmmc.data.files import read_image
 from gmmc.errors import InputError
 from gmmc.evaluations import Result
@@ -30,21 +31,29 @@ def evaluate_run(
         raise InputError(f"RUN must be a run folder, got {run!r}")
     model = load_model(run, device)
     evaluations.choose(model, names)  # refuse before the work what cannot be done
+    if changes.get("ood") and names and "ood" not in names:
+        raise InputError(f"--ood is for the evaluation ood, got {', '.join(names)}")
     cfg = dataclasses.replace(model.cfg.evaluate, **{k: v for k, v in changes.items() if v is not None})
-    data = data_sources.load(model.cfg.data, model.cfg.train.seed)
-    if data.fingerprint != model.trained["data_sha256"]:
-        raise InputError(
-            f"{run} was not trained on the {model.cfg.data.name} that data.name gives now; "
-            "in Python, gmmc.evaluate(model, data) takes any data"
-        )
+    data = load_data(model, run)
     folder.results()
     if metrics := folder.metrics():
         model.trained["seconds"] = metrics[-1]["seconds"]
     for name, result in evaluations.one_by_one(model, data, names, cfg):
-        for path, picture in result.pictures.items():
-            write_atomic(folder.path / path, pictures.png(picture))
-        folder.save_results({name: result.entry()})
+        evaluations.keep(result, name, folder)
         yield name, result
+
+
+def load_data(model: Classifier, run: str) -> Dataset:
+    """The data that a run was trained on."""
+    python = f"in Python, gmmc.evaluate(gmmc.load({run!r}), data, out={run!r}) takes any data"
+    if model.cfg.data.name == Dataset.name:
+        raise InputError(f"{run} was trained on arrays, which are not on disk; {python}")
+    data = data_sources.load(model.cfg.data, model.cfg.train.seed)
+    if data.fingerprint != model.trained["data_sha256"]:
+        raise InputError(
+            f"{run} was not trained on the {model.cfg.data.name} that data.name gives now; {python}"
+        )
+    return data
 
 
 def load_model(run: str, device: str) -> Classifier:
@@ -82,43 +91,45 @@ def predict_files(
     model: Classifier,
     paths: Sequence[Path],
     *,
-    resize: bool,
+    resize: bool | None = None,
     score: str | None = None,
     tpr: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Class, confidence and familiarity of each image file. No answer if one file cannot be read.
+    """What the model says of each image file. Nothing is said if one file cannot be read.
 
-    `in_distribution` is None where the model has no validation scores to measure by.
+    `answer` is the class, None where the model abstains; `class` is the nearest in any case. A model without
+    scores of validation images never abstains, and its confidence is not calibrated.
     """
-    resize = resize or model.cfg.data.size > 0  # as its training images were
+    resize = model.cfg.data.size > 0 if resize is None else resize
     images = torch.stack([read_image(path, model.shape, resize=resize) for path in paths])
     if model.reference is None and score is None and tpr is None:
-        confidence, label = model.predict_proba(images).max(-1)
-        rows = zip(paths, label.tolist(), confidence.tolist(), strict=True)
-        return [
+        confidence, labels = model.predict_proba(images).max(-1)
+        names = [model.class_names[y] for y in labels]
+        facts = [{"confidence": p, "calibrated": False, "in_distribution": None} for p in confidence.tolist()]
+    else:
+        answer = model.answer(images, score=score, tpr=tpr)
+        names = answer.names
+        facts = [
             {
-                "image": str(path),
-                "class": model.class_names[y],
-                "confidence": p,
-                "calibrated": False,
-                "in_distribution": None,
+                "confidence": answer.confidence[i].item(),
+                "calibrated": True,
+                "in_distribution": answer.accepted[i].item(),
+                "score": answer.score,
+                "value": answer.values[i].item(),
+                "threshold": answer.threshold,
+                "percentile": answer.percentile[i].item(),
+                "validation_images": model.reference.images if model.reference else 0,
             }
-            for path, y, p in rows
+            for i in range(len(paths))
         ]
-    answer = model.answer(images, score=score, tpr=tpr)
     return [
         {
             "image": str(path),
-            "class": model.class_names[answer.labels[i]],
-            "confidence": answer.confidence[i].item(),
-            "calibrated": True,
-            "in_distribution": answer.accepted[i].item(),
-            "score": answer.score,
-            "value": answer.values[i].item(),
-            "threshold": answer.threshold,
-            "percentile": answer.percentile[i].item(),
+            "answer": None if fact["in_distribution"] is False else name,
+            "class": name,
+            **fact,
         }
-        for i, path in enumerate(paths)
+        for path, name, fact in zip(paths, names, facts, strict=True)
     ]
 
 

@@ -129,7 +129,8 @@ class Classifier(nn.Module):
         else:
             values = density_and_confidence(logits)[score]
         percentile = self.reference.percentile(score, values)
-        return Answer(labels, confidence, score, values, threshold, percentile, values >= threshold)
+        names = [self.class_names[y] for y in labels]
+        return Answer(labels, names, confidence, score, values, threshold, percentile, values >= threshold)
 
     # --- drawing ---
 

@@ -5,50 +5,81 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+LONG = {"trained", "settings"}  # conditions that only results.json tells
+SCORES = {
+    "log_density": "log p(x)",
+    "max_posterior": "log odds",
+    "gradient_norm": "-gradient norm",
+}
+FEW = 100  # validation images below which a bound is a rough one
+
 
 def print_predictions(rows: list[dict[str, Any]]) -> None:
     """An answer per row; the class of an image that is not accepted is only a guess."""
+    first = rows[0]
     header = ["image", "answer", "confidence"]
-    if rows and rows[0]["in_distribution"] is not None:
-        header += [rows[0]["score"].replace("_", " "), "accepted from", "above"]
+    if first["in_distribution"] is not None:
+        header += [SCORES[first["score"]], "accepted from", "above"]
     lines = []
     for row in rows:
-        unlike = row["in_distribution"] is False
-        answer = f"not like the training images (nearest: {row['class']})" if unlike else row["class"]
+        answer = row["answer"] or f"not like the training images (nearest: {row['class']})"
         line = [row["image"], answer, f"{row['confidence']:.4f}"]
         if row["in_distribution"] is not None:
-            above = f"{row['percentile']:.1%} of validation"
+            above = f"{row['percentile']:.0f}% of validation"
             line += [f"{row['value']:.4g}", f"{row['threshold']:.4g}", above]
         lines.append(line)
     print_table(header, lines, words=2)
-    if rows and rows[0]["in_distribution"] is None:
+    if first["in_distribution"] is None:
         reason = "it keeps no scores of validation images, and its confidence is not calibrated"
-        print(f"this model never abstains: {reason}", file=sys.stderr)
+        print(f"! this model never abstains: {reason}", file=sys.stderr)
+    elif first["validation_images"] < FEW:
+        count = first["validation_images"]
+        print(f"! the bound rests on {count} validation images: read it as a rough one", file=sys.stderr)
 
 
 def print_result(name: str, result: Any, folder: Path) -> None:
-    """Single values in lines, those that are named by their place in a table."""
+    """Single values in lines; those that are named by their place in a table, of the last temperature."""
     print(f"\n{name}")
     for key, value in result.values.items():
         if "/" not in key:
             print(f"  {key:<20} {value:.4g}{interval(result.intervals.get(key))}")
-    places: dict[str, dict[str, str]] = {}
-    for key, value in result.values.items():
-        row, slash, column = key.rpartition("/")
-        if slash:
-            places.setdefault(row, {})[column] = f"{value:.4g}"  # the intervals would make it too wide
-    if places:
-        columns = list(next(iter(places.values())))
-        rows = [[*row.split("/"), *(cells[column] for column in columns)] for row, cells in places.items()]
-        words = len(rows[0]) - len(columns)
-        print_table([*[""] * words, *columns], rows, words=words, indent="  ")
+    print_places(result)
     for flag in result.flags:
         print(f"  ! {flag}")
     for path in result.pictures:
         print(f"  picture: {folder / path}")
-    told = {key: value for key, value in result.conditions.items() if key not in ("trained", "settings")}
-    conditions = ", ".join(f"{key} {value}" for key, value in told.items())
+    told = {key: in_words(value) for key, value in result.conditions.items() if key not in LONG}
+    told["commit"] = told.get("commit", "")[:10]
+    conditions = "; ".join(f"{key} {value}" for key, value in told.items() if value)
     print(textwrap.fill(f"({conditions})", width=100, initial_indent="  ", subsequent_indent="   "))
+
+
+def print_places(result: Any) -> None:
+    """A row for each place; where it is set/score/temperature, of the last temperature only."""
+    places: dict[str, dict[str, str]] = {}
+    for key, value in result.values.items():
+        row, slash, column = key.rpartition("/")
+        if slash:
+            places.setdefault(row, {})[column] = f"{value:.4g}{interval(result.intervals.get(key))}"
+    if not places:
+        return
+    *_, last = places
+    if last.count("/") == 2:
+        temperature = last.rpartition("/")[2]
+        places = {row: cells for row, cells in places.items() if row.endswith(f"/{temperature}")}
+        print(f"  γ² {temperature}; the other temperatures are in results.json")
+    columns = list(places[last])
+    rows = [[*row.split("/"), *(cells[column] for column in columns)] for row, cells in places.items()]
+    words = len(rows[0]) - len(columns)
+    print_table([*[""] * words, *columns], rows, words=words, indent="  ")
+
+
+def in_words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {in_words(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(in_words, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def interval(ends: tuple[float, float] | None) -> str:

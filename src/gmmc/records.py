@@ -1,5 +1,6 @@
 """What a run folder tells without its weights: reading it needs no torch."""
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,19 @@ from gmmc.errors import InputError
 CONFIG, METRICS, RESULTS, REPORT = "config.toml", "metrics.jsonl", "results.json", "report.html"
 MODEL = "model.safetensors"
 LAST_GOOD = "last-good.safetensors"  # the model of a training that the guard gave up
+LOCK = ".lock"  # held by the process that trains
+
+
+def is_training(run: Path) -> bool:
+    """Whether some process holds the folder at this moment."""
+    try:
+        with (run / LOCK).open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.models import Classifier, pick_device
 from gmmc.packing import Damaged, pack, unpack
-from gmmc.records import CONFIG, LAST_GOOD, METRICS, MODEL, RESULTS
+from gmmc.records import CONFIG, LAST_GOOD, LOCK, METRICS, MODEL, RESULTS
 
 RESUME = "resume"
 REFERENCE = "reference."  # in the names of a model's tensors
@@ -57,7 +57,7 @@ class RunFolder:
             self._check_free()
         try:
             (self.path / RESUME).mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("w")
+            lock = (self.path / LOCK).open("w")
         except OSError as error:
             raise InputError(f"cannot write to --out {self.path}: {error.strerror}") from None
         with lock:
@@ -290,6 +290,8 @@ def _no_model(path: Path) -> str:
         return f"no run folder or model file {str(path)!r}"
     if (path / LAST_GOOD).is_file():
         return f"{path} diverged and has no finished model; its last good weights are {path / LAST_GOOD}"
+    if records.is_training(path):
+        return f"{path} is still being trained and has no finished model yet"
     if (path / CONFIG).is_file():
         return f"{path} holds no finished model; run the same `gmmc train` command again to finish it"
     return f"{path} is not a run folder: it has no {MODEL}"

@@ -30,12 +30,16 @@ from gmmc.runs import RunFolder, State
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+FEW_UPDATES = 300  # fewer and a small folder of photos has hardly been looked at
+
 
 def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifier:
     """Train in the folder `out`, going on where an earlier call with the same configuration stopped."""
     if data is None:
         cfg = dataclasses.replace(cfg, data=data_sources.located(cfg.data))
         data = data_sources.load(cfg.data, cfg.train.seed)
+    elif data.name not in data_sources.SOURCES:  # not to be taken for the recipe's own data
+        cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, name=data.name))
     check(cfg, data, world_size(cfg.train))
     fabric = build_fabric(cfg.train)
     folder = RunFolder(out)
@@ -103,9 +107,10 @@ class Loop:
                 self.interrupt()
         if self.saved_step < plan.total:
             self.save()
-        chance = 1 / len(learner.data.class_names)
-        if self.accuracy < 1.5 * chance:
-            self.bar.say(f"this model is no better than chance ({self.accuracy:.1%} of the training images)")
+        if self.accuracy < 1.5 / len(learner.data.class_names):
+            self.bar.say(
+                f"this model is hardly better than chance ({self.accuracy:.1%} of {self.measured_on})"
+            )
 
     def begin(self, state: State | None, complaints: list[str]) -> None:
         """From the newest state, or from the first."""
@@ -125,8 +130,14 @@ class Loop:
             self.bar.say(
                 f"resuming {folder.path} at update {learner.step} of {self.plan.total}{moved(state, learner)}"
             )
+        elif self.plan.total < FEW_UPDATES:
+            images, batch = len(learner.data.train), learner.batch_size
+            self.bar.say(
+                f"{images} training images in batches of {batch} make {self.plan.total} updates in all: if "
+                "these are too few, raise the epochs or lower train.batch_size"
+            )
         self.good = [learner.state()]  # at most two: the last good states
-        self.accuracy = 1.0  # on training images, in the last line
+        self.accuracy, self.measured_on = 1.0, ""  # of the last line
         self.saved_step = learner.step
         if not state:
             self.save()
@@ -144,7 +155,10 @@ class Loop:
         if epoch_done and len(learner.data.valid) and is_leader():
             line["valid_accuracy"] = learner.validate(line)
         self.log(line)
-        self.accuracy = line["accuracy"]
+        if "valid_accuracy" in line:
+            self.accuracy, self.measured_on = line["valid_accuracy"], "the validation images"
+        elif not len(learner.data.valid):
+            self.accuracy, self.measured_on = line["accuracy"], "the training images"
         self.remember()
         if learner.step < self.plan.total:
             if due:

@@ -1,5 +1,6 @@
 """Images from outside of a data set, in its shape: what a model should find unlikely."""
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,9 @@ def find_outside(name: str, data: Dataset, seed: int = 0) -> Outside:
     known = (*GENERATED, "digits", *named.NAMED)
     path = Path(name).expanduser()
     if not path.exists():
-        raise InputError(f"images from outside must be one of {', '.join(known)}, or a folder, got {name!r}")
+        near = difflib.get_close_matches(name, known, n=1)
+        told = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        raise InputError(f"no folder, parquet file or known set of images {name!r}; {told}")
     last = path.resolve().name
     # Not to be taken for the set of that name.
     shown = f"{last} (folder)" if last in known else last

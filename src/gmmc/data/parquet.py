@@ -115,9 +115,10 @@ def _open(path: Path, label: str | None) -> Shard:
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from None
     features = _features(schema)
+    image = _image_column(path, schema, features)
     column = None if label is None else _label_column(path, schema, features, label)
     names = _class_names(features, column) if column else ()
-    return Shard(path, rows, _image_column(path, schema, features), column, names)
+    return Shard(path, rows, image, column, names)
 
 
 def _features(schema) -> dict[str, dict[str, Any]]:

@@ -66,7 +66,7 @@ class Stack:
             height, width = self._images.shape[2], self._images.shape[3]
             raise InputError(
                 f"all images must have one size, got {pixels.shape[1]}×{pixels.shape[0]} in {where} and "
-                f"{width}×{height} in {self._first}; data.size={min(height, width)} crops and resizes them"
+                f"{width}×{height} in {self._first}; data.size=… crops and resizes them to squares"
             )
         if pixels.ndim == 2:
             self.grey += 1

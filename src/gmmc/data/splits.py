@@ -70,7 +70,7 @@ class Dataset:
         count = len(self.class_names)
         if count < 2:
             raise InputError(
-                f"class_names must name at least two classes, got {', '.join(self.class_names)!r}"
+                f"a classifier needs images of at least two classes, got {', '.join(self.class_names)!r}"
             )
         if len(set(self.class_names)) < count:
             twice = next(name for name in self.class_names if self.class_names.count(name) > 1)
@@ -91,6 +91,11 @@ class Dataset:
         ]
         if missing:
             raise InputError(f"every class needs a training image, got none for {', '.join(missing)}")
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{len(getattr(self, name))} {name}" for name in ("train", "valid", "test"))
+        shape = "×".join(map(str, self.shape))
+        return f"Dataset({self.name}: {parts}, {shape}, {len(self.class_names)} classes)"
 
     @property
     def shape(self) -> Shape:

@@ -50,7 +50,7 @@ def load(path: Path, cfg: DataConfig, name: str = "") -> Parts:
     test = parts.get("test")
     if test is None:
         train, test = hold_out_test(train)
-        notes.append(f"no test split; {len(test)} images, always the same, are held out as test images")
+        notes.append(f"no test split; {len(test)} of its images, always the same, serve as test images")
     valid = parts.get("validation")
     if valid is not None:
         notes.append(f"its own {len(valid)} validation images are used, not a share of the training images")

@@ -6,11 +6,14 @@ They take any module of images in [0, 1] → logits; those that draw need a mode
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gmmc import pictures
+from gmmc.atomic import write_atomic
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.errors import InputError
@@ -18,6 +21,7 @@ from gmmc.evaluations import accuracy, calibration, latent, ood, samples
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
 from gmmc.pixels import Shape
+from gmmc.runs import RunFolder
 from gmmc.scores import evaluating
 
 EVALUATIONS: dict[str, Callable[[Any, Dataset, EvaluateConfig], Result]] = {
@@ -31,10 +35,30 @@ NEED_SAMPLES = {"samples"}
 
 
 def evaluate(
-    model: nn.Module, data: Dataset, names: Iterable[str] | str = (), cfg: EvaluateConfig | None = None
+    model: nn.Module,
+    data: Dataset,
+    names: Iterable[str] | str = (),
+    cfg: EvaluateConfig | None = None,
+    *,
+    out: str | Path | None = None,
 ) -> dict[str, Result]:
-    """Run the named evaluations, or all that the model allows."""
-    return dict(one_by_one(model, data, names, cfg or EvaluateConfig()))
+    """Run the named evaluations, or all that the model allows: `found["accuracy"].values["top1"]`.
+
+    `model` is one of ours or any module of images in [0, 1] → logits. `out` is a run folder to keep results
+    and pictures in, where `gmmc report` finds them.
+    """
+    results = {}
+    for name, result in one_by_one(model, data, names, cfg or EvaluateConfig()):
+        if out is not None:
+            keep(result, name, RunFolder(out))
+        results[name] = result
+    return results
+
+
+def keep(result: Result, name: str, folder: RunFolder) -> None:
+    for path, picture in result.pictures.items():
+        write_atomic(folder.path / path, pictures.png(picture))
+    folder.save_results({name: result.entry()})
 
 
 def one_by_one(

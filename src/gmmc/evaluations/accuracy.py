@@ -4,7 +4,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from gmmc import core
 from gmmc.config import EvaluateConfig
@@ -42,13 +42,17 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
             "confusion": confusion.tolist(),
             "class_names": list(data.class_names),
         },
-        flags=doubts(nll, classes),
+        flags=doubts(logits, nll),
         conditions=conditions(model, split="test", images=len(labels)),
     )
 
 
-def doubts(nll: float, classes: int) -> list[str]:
+def doubts(logits: Tensor, nll: float) -> list[str]:
+    flags = []
+    classes = logits.shape[-1]
     if nll > math.log(classes):
         guess = f"a uniform guess has {math.log(classes):.3g}"
-        return [f"overconfident: the nll is worse than knowing nothing ({guess})"]
-    return []
+        flags.append(f"overconfident as it is stored: the NLL is worse than knowing nothing ({guess})")
+    if (logits >= 0).all() and ((logits.sum(-1) - 1).abs() < 1e-4).all():
+        flags.append("the model seems to give probabilities, not logits: give their logarithms")
+    return flags

@@ -32,7 +32,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
         split="test",
         images=len(some),
         features="φ(x)" if isinstance(model, Classifier) else "logits",
-        map="t-SNE, perplexity 30",
+        map=f"t-SNE, perplexity {perplexity(len(some)):.3g}",
         seed=cfg.seed,
     )
     if (features == features[0]).all():
@@ -50,13 +50,18 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
     )
 
 
+def perplexity(images: int) -> float:
+    return min(30.0, (images - 1) / 3)
+
+
 def tsne_map(features: Tensor, seed: int) -> dict[str, list[float]]:
     from sklearn.manifold import TSNE
 
-    perplexity = min(30, (len(features) - 1) / 3)
     with Progress("t-SNE", 1) as bar:
         seed = seed % 2**32  # all that scikit-learn takes
-        places = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(features.numpy())
+        places = TSNE(perplexity=perplexity(len(features)), init="pca", random_state=seed).fit_transform(
+            features.numpy()
+        )
         bar.update(1)
     x, y = np.asarray(places, dtype=float).round(3).T
     return {"x": x.tolist(), "y": y.tolist()}

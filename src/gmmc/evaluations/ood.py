@@ -60,6 +60,9 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
             positive="in-distribution: a higher score means inside",
             inside=f"{len(data.test)} test images",
             outside={other.name: len(other.images) for other in sets},
+            aupr_by_chance={
+                other.name: round(len(data.test) / (len(data.test) + len(other.images)), 4) for other in sets
+            },
             outside_notes=[note for other in sets for note in other.notes],
             temperatures=found,
             fitted_on=fitted_on(data),
@@ -81,10 +84,20 @@ def find_sets(data: Dataset, cfg: EvaluateConfig) -> tuple[list[Outside], list[s
             if name not in GENERATED or len(cfg.ood) == 1:
                 raise
             flags.append(f"left out: {error}")
+    flags += overlaps(sets, data)
     names = [other.name for other in sets]
     if len(set(names)) < len(names):
         raise InputError(f"the sets of evaluate.ood must have different names, got {', '.join(names)}")
     return sets, flags
+
+
+def overlaps(sets: list[Outside], data: Dataset) -> list[str]:
+    """Images from outside that are inside."""
+    own = {image.tobytes() for part in (data.train, data.valid, data.test) for image in part.images.numpy()}
+    counts = [(other.name, sum(image.tobytes() in own for image in other.images.numpy())) for other in sets]
+    return [
+        f"{name}: {count:,} of these images are in the model's own data" for name, count in counts if count
+    ]
 
 
 def measure(

@@ -26,6 +26,10 @@ class Result:
     pictures: dict[str, Image] = field(default_factory=dict)  # path in the run folder → picture
     flags: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        """Without the curves and settings, which fill pages."""
+        return f"Result(values={self.values}, flags={self.flags})"
+
     def entry(self) -> dict[str, Any]:
         """As results.json keeps it."""
         return {

@@ -31,7 +31,7 @@ FILM_CHAINS = 10
 def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
     classes = len(data.class_names)
     if cfg.samples < 2 * classes:
-        raise InputError(f"evaluate.samples must be at least 2 per class, {2 * classes}, got {cfg.samples}")
+        raise InputError(f"samples must be at least 2 per class, {2 * classes}, got {cfg.samples}")
     labels = torch.arange(cfg.samples) % classes
     with Progress("sampling", cfg.samples) as bar:
         images = model.sample(cfg.samples, labels, cfg.seed, on_progress=bar.update).cpu()
