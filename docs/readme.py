@@ -93,8 +93,8 @@ def cifar10_table() -> str:
     conditions = runs[0]["calibration"]["conditions"]
     sets = ", ".join(f"{SETS.get(name, name)} {count:,}" for name, count in outside.items())
     told = (
-        f"WRN-28-4, {trained[0]['updates']:,} updates at β = 0 on one {conditions['hardware']}, one seed each, "
-        f"commit {conditions['commit'][:10]}. γ² fitted on {conditions['fitted_on']}. Images: test "
+        f"WRN-28-4, {trained[0]['updates']:,} updates at β = 0 on one {conditions['hardware']}, one seed "
+        f"each, commit {conditions['commit'][:10]}. γ² fitted on {conditions['fitted_on']}. Images: test "
         f"{conditions['images']:,}, {sets}. *In italics*: published for a WRN-28-10 after 150 epochs, not "
         "measured by us. Conditions and intervals: [results/](results/cifar10-dis.json)."
     )

@@ -75,6 +75,33 @@ def test_train_evaluate_sample_predict(tmp_path, capsys):
     assert [line.split()[0] for line in told.splitlines()] == ["image", str(image), str(image)]
 
 
+def test_your_own_photos(tmp_path, capsys):
+    """A folder of pictures of all sizes, on the way that the README shows."""
+    rng = np.random.default_rng(0)
+    for name, level in (("dark", 40), ("bright", 210)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(20):
+            size = (*rng.integers(20, 40, 2), 3)
+            pixels = (level + rng.normal(0, 20, size)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.{'png' if i % 2 else 'jpg'}")
+    out = tmp_path / "run"
+    small = ["data.size=16", "model.backbone=wrn-10-1", "discriminative.epochs=30", "discriminative.warmup=5"]
+    status, _, err = gmmc(
+        "train", "photos", f"data.name={tmp_path / 'photos'}", *small, "--out", out, capsys=capsys
+    )
+    assert status == 0
+    assert "photos: no test split; 8 of its images" in err
+    assert "26 training images in batches of 16 make 30 updates in all" in err
+    status, told, _ = gmmc("evaluate", out, capsys=capsys)
+    assert status == 0
+    assert "constant  log_density" in told
+    assert "not measured: a map of features needs 11 test images" in told
+    photo = tmp_path / "photos" / "bright" / "3.png"
+    status, told, err = gmmc("predict", out, photo, "--json", capsys=capsys)
+    assert json.loads(told)["class"] == "bright"
+    assert gmmc("report", out, capsys=capsys)[0] == 0
+
+
 def test_samples_of_a_seed_are_the_same_files_whatever_the_number(run, tmp_path, capsys):
     gmmc("sample", run, "-n", 40, "--label", 3, "--out", tmp_path / "many", capsys=capsys)
     gmmc("sample", run, "-n", 1, "--seed", 17, "--label", 3, "--out", tmp_path / "one", capsys=capsys)
