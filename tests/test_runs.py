@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 
 from conftest import make_model, tiny_config
-from gmmc import runs
+from gmmc import records, runs
 from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
 from gmmc.packing import Damaged, pack, unpack
@@ -316,6 +316,18 @@ class TestFolder:
         (tmp_path / "results.json").write_text("{")
         with pytest.raises(InputError, match=r"results.json is damaged"):
             folder.results()
+
+
+def test_a_folder_knows_whether_it_is_being_trained_in(tmp_path):
+    run = tmp_path / "run"
+    assert not records.is_training(run)
+    with RunFolder(run).opened_for(tiny_config()):
+        assert records.is_training(run)
+        with pytest.raises(InputError, match="is still being trained"):
+            runs.load(run)
+    assert not records.is_training(run)
+    with pytest.raises(InputError, match="run the same `gmmc train` command again"):
+        runs.load(run)
 
 
 class TestLoad:

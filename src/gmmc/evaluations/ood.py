@@ -1,5 +1,7 @@
 """Does the model know what it has never seen? The paper's three scores on images of other sets (Table 4)."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -93,11 +95,13 @@ def find_sets(data: Dataset, cfg: EvaluateConfig) -> tuple[list[Outside], list[s
 
 def overlaps(sets: list[Outside], data: Dataset) -> list[str]:
     """Images from outside that are inside."""
-    own = {image.tobytes() for part in (data.train, data.valid, data.test) for image in part.images.numpy()}
-    counts = [(other.name, sum(image.tobytes() in own for image in other.images.numpy())) for other in sets]
-    return [
-        f"{name}: {count:,} of these images are in the model's own data" for name, count in counts if count
-    ]
+    own = {image for part in (data.train, data.valid, data.test) for image in hashes(part.images)}
+    counts = {other.name: sum(image in own for image in hashes(other.images)) for other in sets}
+    return [f"{name}: {n:,} of these images are in the model's own data" for name, n in counts.items() if n]
+
+
+def hashes(images: Tensor) -> Iterator[int]:
+    return (hash(image.tobytes()) for image in images.numpy())
 
 
 def measure(
