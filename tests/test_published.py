@@ -64,6 +64,7 @@ def test_every_row_has_a_source_and_those_of_the_paper_name_the_place():
         assert row.source
         if not row.table.startswith("peers"):
             assert row.source.startswith("Yang et al. 2021, ")
+            assert not set("(:_") & set(row.source)  # labels of the LaTeX source tell a reader nothing
             assert not row.second_hand
 
 

@@ -24,6 +24,7 @@ from report_runs import (
     ood_entry,
     page_of,
     save_picture,
+    table_rows,
     training_lines,
 )
 
@@ -131,28 +132,38 @@ def test_what_one_run_lacks_is_a_dash(page):
     assert table_rows(page)["accuracy of nearest neighbours"][:2] == ["93.9%", "–"]
 
 
-def table_rows(page: Page) -> dict[str, list[str]]:
-    """The lines of the first table by their label; a foot note's number is left out."""
-    table = page.html[page.html.index("<table") : page.html.index("</table>")]
-    rows = {}
-    for row in re.findall(r"<tr class=\"ours\">(.*?)</tr>", table, re.DOTALL):
-        cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", re.sub(r"<sup>.*?</sup>", "", row), re.DOTALL)
-        label, *numbers = [" ".join(re.sub(r"<[^>]+>", " ", cell).split()) for cell in cells]
-        rows[label] = numbers
-    return rows
-
-
 def test_a_doubt_stands_below_the_numbers_it_concerns_and_in_its_section(page):
     table = page.html[page.html.index("<table") : page.html.index("</table>")]
-    doubt = "⚠</b> whole: the judge itself is weak"
+    doubt = "⚠</b> whole, part: the judge itself is weak"
     assert (
         table.index("recognised by an independent SVC") < table.index(doubt) < table.index(">Features</span>")
     )
     section = page.html[page.html.index(">Samples</h2>") :]
-    assert (
-        '<p class="warning"><b role="img" aria-label="warning">⚠</b> <strong>whole:</strong> the judge'
-        in section
-    )
+    warning = '<p class="warning"><b role="img" aria-label="warning">⚠</b> <strong>{}:</strong> the judge'
+    assert section.count(warning.format("whole, part")) == 1
+    assert section.count("the judge itself is weak") == 1
+
+
+def test_figures_of_a_kind_stand_in_rows_of_their_own(page, runs, tmp_path):
+    section = page.html[page.html.index(">Accuracy</h2>") : page.html.index(">Calibration</h2>")]
+    figures = re.findall(r'<figure class="(.*?)">\s*<figcaption><strong>(.*?)</strong>', section)
+    bars, maps = "Accuracy by class", "Confusion"
+    assert figures == [("first", bars), ("", bars), ("first", maps), ("", maps)]
+    alone = page_of(runs[0], out=tmp_path / "one.html")
+    assert 'class="first"' not in alone.html
+
+
+def test_doubts_are_told_once_and_counted_at_the_top(tmp_path):
+    doubts = {"a": ["too sure", "few images"], "b": ["too sure"], "c": []}
+    runs = [make_run(tmp_path / n, {"accuracy": accuracy_entry(flags=f)}) for n, f in doubts.items()]
+    page = page_of(*runs, out=tmp_path / "p.html")
+    assert page.words.count("⚠") == 3
+    assert "⚠ 2 doubts, see Accuracy" in page.words
+    assert '2 doubts, see <a href="#accuracy">' in page.html
+    assert '<section id="accuracy"' in page.html
+    assert "⚠ a, b: too sure" in page.words
+    assert "⚠ a: few images" in page.words
+    assert page_of(runs[1], out=tmp_path / "p.html").words.count("⚠ too sure") == 2
 
 
 def test_conditions_are_there_to_unfold(page):
@@ -174,6 +185,7 @@ def test_published_numbers_are_marked_with_their_source(page):
         assert 'class="published"' in cell
         assert "published, not measured by us: Yang et al. 2021" in cell
     rows = re.findall(r'<tr class="(?:group )?(ours|published|group|not-ours|flag)">', page.html)
+    assert "In italics" not in page.words
     for before, kind in itertools.pairwise(rows):
         if kind == "published":
             assert before in ("published", "not-ours")
@@ -195,7 +207,7 @@ def test_runs_on_different_data_sets_share_no_published_column(tmp_path):
     folders = [make_run(tmp_path / d, {"accuracy": accuracy_entry()}, data=d) for d in ("svhn", "cifar10")]
     page = page_of(*folders, out=tmp_path / "p.html")
     assert "not measured by us" not in page.words
-    assert "svhn, cifar10" in page.words
+    assert "SVHN, CIFAR-10" in page.words
 
 
 def test_a_run_is_named_by_the_data_it_was_measured_on(tmp_path):
@@ -212,6 +224,13 @@ def test_a_softmax_network_has_two_temperatures(tmp_path):
     page = page_of(run, out=tmp_path / "p.html")
     assert sum("Reliability diagram" in svg["aria-label"] for svg in page.all("svg")) == 2
     assert "ECE with the paper’s γ²" not in table_rows(page)
+
+
+def test_how_far_chance_goes_is_small_print_and_no_column(tmp_path):
+    page = page_of(make_run(tmp_path / "run", {"calibration": calibration_entry()}), out=tmp_path / "p.html")
+    assert page.words.count("0.41% ≤ 0.72% in 19 of 20") == 3
+    assert page.html.count('<small title="what chance alone gives">') == 3
+    assert "perfect 95" not in page.words
 
 
 def test_an_older_run_without_intervals_and_names(tmp_path):
@@ -271,23 +290,35 @@ def test_words_of_the_run_are_never_markup(tmp_path):
 
 CHROMIUM = shutil.which("chromium")
 WIDTHS = (390, 1200)  # a phone and a desk
+MEASURE = """
+function measured(frame) {
+  const page = frame.contentDocument;
+  const box = element => element.getBoundingClientRect();
+  const outside = text => {
+    const [a, b] = [box(text), box(text.closest("svg"))];
+    return Math.min(a.left - b.left, b.right - a.right, a.top - b.top, b.bottom - a.bottom) < -0.5;
+  };
+  const narrow = svg => box(svg).width < box(svg.closest("figure")).width - 1;
+  const clipped = [...page.querySelectorAll("svg text")].filter(outside).map(text => text.textContent);
+  const drawn = [...page.querySelectorAll("svg")];
+  return `${page.documentElement.scrollWidth} of ${frame.contentWindow.innerWidth}, clipped: [${clipped}]`
+    + (frame.contentWindow.innerWidth < 500 ? `, narrow: ${drawn.filter(narrow).length}` : "");
+}
+onload = () => document.title = [...document.querySelectorAll("iframe")].map(measured).join("; ");
+"""
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: the page was not looked at")
 def test_a_browser_shows_it_without_overflow_in_light_and_dark(page, tmp_path):
-    """Both widths in frames of one window; with everything unfolded."""
+    """Both widths in frames of one window; with everything unfolded. No label is cut, no figure too small."""
     unfolded = page.html.replace("<details", "<details open")
     quoted = unfolded.replace("&", "&amp;").replace('"', "&quot;")
     frames = "".join(
         f'<iframe srcdoc="{quoted}" style="width:{w}px;height:1500px;border:0"></iframe>' for w in WIDTHS
     )
-    measure = (
-        "onload = () => document.title = [...document.querySelectorAll('iframe')].map(f => "
-        "f.contentDocument.documentElement.scrollWidth + ' of ' + f.contentWindow.innerWidth).join(', ')"
-    )
     window = tmp_path / "window.html"
     window.write_text(
-        f'<!doctype html><body style="margin:0;display:flex">{frames}<script>{measure}</script>'
+        f'<!doctype html><body style="margin:0;display:flex">{frames}<script>{MEASURE}</script>'
     )
     brightness = {}
     for scheme, number in (("light", 1), ("dark", 0)):
@@ -299,7 +330,9 @@ def test_a_browser_shows_it_without_overflow_in_light_and_dark(page, tmp_path):
         dom = subprocess.run(
             [*browse, "--dump-dom", window.as_uri()], capture_output=True, text=True, timeout=120
         )
-        assert "<title>390 of 390, 1200 of 1200</title>" in dom.stdout
+        told = re.search("<title>(.*?)</title>", dom.stdout)
+        assert told is not None
+        assert told[1] == "390 of 390, clipped: [], narrow: 0; 1200 of 1200, clipped: []"
         with Image.open(picture) as image:
             pixels = np.asarray(image.convert("L"), dtype=float)
         halves = (pixels[:, : WIDTHS[0]], pixels[:, WIDTHS[0] :])
@@ -307,3 +340,12 @@ def test_a_browser_shows_it_without_overflow_in_light_and_dark(page, tmp_path):
         brightness[scheme] = [np.median(half) for half in halves]
     assert min(brightness["light"]) > 230
     assert max(brightness["dark"]) < 40
+
+
+def test_maps_of_different_classes_have_their_own_legends(tmp_path):
+    folders = [
+        make_run(tmp_path / name, {"latent": latent_entry([f"{name} {i}" for i in range(3)], 30)}, data=name)
+        for name in ("digits", "cifar10")
+    ]
+    page = page_of(*folders, out=tmp_path / "p.html")
+    assert all(f"{name} {i}" in page.words for name in ("digits", "cifar10") for i in range(3))

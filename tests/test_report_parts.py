@@ -2,17 +2,29 @@
 
 import io
 import math
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from gmmc import report
 from gmmc.errors import InputError
 from gmmc.report import figures, pictures, write_report
+from gmmc.report.conditions import described, flat
 from gmmc.report.numbers import duration, plain, printed, shown, shown_interval
 from gmmc.report.reading import read_runs
-from report_runs import make_run, page_of, samples_entry, save_picture, training_lines
+from report_runs import (
+    accuracy_entry,
+    being_trained,
+    make_run,
+    page_of,
+    samples_entry,
+    save_picture,
+    table_rows,
+    training_lines,
+)
 
 # --- it says what is not there --------------------------------------------------------------------
 
@@ -21,14 +33,28 @@ def test_a_run_in_progress(tmp_path):
     run = make_run(tmp_path / "run", None, training_lines(300), finished=False)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 320, "real_en')
-    page = page_of(run, out=tmp_path / "p.html")
+    with being_trained(run):
+        page = page_of(run, out=tmp_path / "p.html")
     assert "in progress: last seen at update 300 after 4 min" in page.words
     assert "Nothing is evaluated yet" in page.words
     assert any(svg["aria-label"].startswith("Energy over the updates") for svg in page.all("svg"))
 
 
+def test_a_run_that_nobody_trains_has_stopped(tmp_path):
+    run = make_run(tmp_path / "run", None, training_lines(300), finished=False)
+    with being_trained(run):
+        pass
+    page = page_of(run, out=tmp_path / "p.html")
+    assert "stopped at update 300 after 4 min" in page.words
+    assert table_rows(page)["state"] == ["stopped"]
+    assert "in progress" not in page.words
+
+
 def test_a_run_that_has_just_begun(tmp_path):
-    page = page_of(make_run(tmp_path / "run", finished=False), out=tmp_path / "p.html")
+    run = make_run(tmp_path / "run", finished=False)
+    assert "stopped before any metrics" in page_of(run, out=tmp_path / "p.html").words
+    with being_trained(run):
+        page = page_of(run, out=tmp_path / "p.html")
     assert "in progress: no line of metrics yet" in page.words
     assert not page.all("svg")
 
@@ -129,16 +155,68 @@ def test_what_is_no_run_folder_is_refused(tmp_path):
         write_report([])
 
 
-def test_an_output_that_cannot_be_written_is_named(tmp_path):
+def test_folders_of_the_output_are_made(tmp_path):
+    run, out = make_run(tmp_path / "run"), tmp_path / "a" / "b" / "page.html"
+    assert write_report([run], out) == out
+    assert [path.name for path in out.parent.iterdir()] == ["page.html"]
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (".", "--out must be the name of a file, got the folder"),
+        ("file/page.html", "cannot write --out '.*page.html': File exists"),
+        ("file/deep/page.html", "cannot write --out '.*page.html': Not a directory"),
+        ("x" * 300, "cannot write --out '.*xxx': File name too long"),
+    ],
+)
+def test_an_impossible_output_is_refused_before_the_work(out, message, tmp_path, monkeypatch):
     run = make_run(tmp_path / "run")
-    with pytest.raises(InputError, match="--out must be the name of a file"):
-        write_report([run], tmp_path)
-    with pytest.raises(InputError, match=r"cannot write --out '.*page.html': No such file or directory"):
-        write_report([run], tmp_path / "no" / "where" / "page.html")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"cannot write --out '.*page.html': File exists"):
-        write_report([run], tmp_path / "file" / "page.html")
-    assert sorted(path.name for path in tmp_path.rglob("*.tmp")) == []
+    monkeypatch.setattr(report, "render", lambda _: pytest.fail("it worked in vain"))
+    with pytest.raises(InputError, match=message):
+        write_report([run], tmp_path / out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
+
+
+def test_a_wrong_run_makes_no_folder(tmp_path):
+    with pytest.raises(InputError, match="RUN must be a run folder"):
+        write_report([tmp_path / "nowhere"], tmp_path / "new" / "page.html")
+    assert not (tmp_path / "new").exists()
+
+
+# --- several runs ---------------------------------------------------------------------------------
+
+
+def test_runs_side_by_side_have_the_same_digits(tmp_path):
+    folders = []
+    for name, value, half in (("a", 0.9336, 0.0049), ("b", 0.921, 0.0053), ("c", 0.5, 0.3)):
+        measured = accuracy_entry()
+        measured["values"]["top1"], measured["intervals"]["top1"] = value, [value - half, value + half]
+        folders.append(make_run(tmp_path / name, {"accuracy": measured}, data="digits"))
+    row = table_rows(page_of(*folders, out=tmp_path / "p.html"))["test accuracy"]
+    assert row == ["93.36% 92.87–93.85%", "92.10% 91.57–92.63%", "50.00% 20.00–80.00%"]
+    assert table_rows(page_of(folders[2], out=tmp_path / "p.html"))["test accuracy"] == ["50% 20–80%"]
+
+
+def test_runs_on_different_data_say_so_first(tmp_path):
+    folders = [
+        make_run(tmp_path / d, {"accuracy": accuracy_entry(images=n)}, training_lines(100), data=d)
+        for d, n in (("digits", 359), ("cifar10", 10_000))
+    ]
+    rows = table_rows(page_of(*folders, out=tmp_path / "p.html"))
+    assert (rows["data"], rows["test images"]) == (["Digits", "CIFAR-10"], ["359", "10 000"])
+    assert list(rows).index("data") + 2 == list(rows).index("state")
+    assert "data" not in table_rows(page_of(folders[0], out=tmp_path / "p.html"))
+
+
+@pytest.mark.parametrize(("backbone", "told"), [("wrn-28-10", False), ("wrn-28-4", True)])
+def test_published_models_of_another_size_are_told(backbone, told, tmp_path):
+    run = make_run(tmp_path / "run", {"accuracy": accuracy_entry()})
+    recipe = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(re.sub('backbone = ".*"', f'backbone = "{backbone}"', recipe))
+    words = page_of(run, out=tmp_path / "p.html").words
+    assert ("a WRN-28-10 after 150 epochs" in words) == told
 
 
 # --- the parts ------------------------------------------------------------------------------------
@@ -174,6 +252,24 @@ def test_how_numbers_are_written(name, value, interval, text, below):
     assert shown_interval(name, interval) == below
 
 
+@pytest.mark.parametrize("name", ["top1", "unit/ece", "a/b/unit/auroc", "a/b/unit/aupr", "a/b/unit/fpr95"])
+@pytest.mark.parametrize("tiny", [0.0005, 0.00049, 1e-5, 1e-12])
+def test_only_one_reads_as_one_and_only_nothing_as_nothing(name, tiny):
+    low, high = shown(name, tiny), shown(name, 1 - tiny)
+    assert float(low.strip("<%")) > 0
+    assert float(high.strip(">%")) < (100 if "%" in high else 1)
+
+
+def test_ends_of_intervals_read_alike():
+    assert shown_interval("x/auroc", [0.9998, 1.0]) == ">0.999 to 1.000"
+    assert shown_interval("x/auroc", [0.99, 0.9999]) == "0.990 to >0.999"
+    assert shown_interval("x/auroc", [0.9998, 0.9999]) == ">0.999"
+    assert shown_interval("x/auroc", [1.0, 1.0]) == "1.000–1.000"
+    assert shown_interval("top1", [0.98, 0.99999]) == "98.0 to >99.9%"
+    assert shown_interval("fpr95", [0.0001, 0.02]) == "<0.1 to 2.0%"
+    assert shown_interval("fpr95", [0.00001, 0.00002]) == "<0.01%"
+
+
 def test_durations_and_zero():
     assert [duration(s) for s in (0.2, 59, 90, 3600, 7260.0, None)] == [
         "0 s",
@@ -190,7 +286,8 @@ def test_durations_and_zero():
 def test_a_logarithmic_axis_only_where_it_can_and_must():
     assert figures.spans_decades([1, 101])
     assert not figures.spans_decades([1, 99])
-    assert not figures.spans_decades([-1, 1000])
+    assert not figures.spans_decades([-1, -5, 5, 99])
+    assert figures.spans_decades([-1, -5, 5, 1e20])
     assert not figures.spans_decades([None, None])
 
 
@@ -203,3 +300,51 @@ def test_a_long_curve_keeps_its_extremes_and_its_breaks():
     assert steps[np.nanargmax(kept)] == 7777
     assert np.isnan(kept[steps == 12_345]).all()
     assert (np.diff(steps) > 0).all()
+
+
+def test_bars_stand_in_the_order_of_the_classes():
+    svg = figures.per_class([0.25, None, 1.0, 0.9999], ["a", "b", "c", "d"], "The bars of a test.")
+    texts = re.findall(r'<text[^>]* y="([\d.]+)"[^>]*>(.*?)</text>', svg)
+    assert [text for _, text in texts] == ["a", "c", "d", "25.0%", "100.0%", "&gt;99.9%"]
+    for column in (texts[:3], texts[3:]):
+        heights = [float(y) for y, _ in column]
+        assert heights == sorted(heights)
+
+
+def test_conditions_are_told_in_words():
+    facts = {
+        "outside": {"noise": 359, "constant": 10_000},
+        "data_notes": ["not read: 3 files", "12 turned"],
+        "outside_notes": [],
+        "seeds": [1, 2],
+        "exact": True,
+        "commit": "0123456789abcdef-dirty",
+        "trained": {"commit": "fedcba9876543210", "seconds": 55.123},
+    }
+    assert described(facts) == {
+        "outside": "noise 359, constant 10\u202f000",
+        "data notes": "not read: 3 files; 12 turned",
+        "outside notes": "–",
+        "seeds": "1, 2",
+        "exact": "yes",
+        "gmmc commit": "0123456789-dirty",
+        "training: gmmc commit": "fedcba9876",
+        "training: seconds": "55.12",
+    }
+    assert flat({"generative": {"decay_epochs": [30, 50], "flip": False, "fill": ""}}) == {
+        "generative.decay_epochs": "30, 50",
+        "generative.flip": "false",
+        "generative.fill": "–",
+    }
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"), [(10, "the guard trips at 10 once"), (3, "the guard trips at 3 once")]
+)
+def test_training_curves_are_explained(limit, told, tmp_path):
+    run = make_run(tmp_path / "run", None, training_lines(100))
+    recipe = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(recipe.replace("force = 10.0", f"force = {limit}.0"))
+    words = page_of(run, out=tmp_path / "p.html").words
+    assert "R, the force ratio, is how hard samples push relative to the pull of real images" in words
+    assert told in words

@@ -3,9 +3,11 @@
 Files of a run → `reading` → `headline`, `training`, `sections` (with `figures`, `pictures`) → the template.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import jinja2
 
@@ -15,7 +17,9 @@ from gmmc.errors import InputError
 from gmmc.progress import Progress
 from gmmc.records import REPORT, RESULTS
 from gmmc.report import pictures, sections
+from gmmc.report.conditions import short_commit
 from gmmc.report.headline import headline
+from gmmc.report.ood import SETS
 from gmmc.report.parts import NOT_OURS, Section
 from gmmc.report.reading import Run, read_runs
 from gmmc.report.training import status, training
@@ -27,14 +31,23 @@ def write_report(runs: Sequence[str | Path], out: Path | None = None) -> Path:
     """Write the page about these run folders; by default report.html in the first."""
     read = read_runs(runs)
     path = Path(out) if out else read[0].path / REPORT
-    if path.is_dir():
-        raise InputError(f"--out must be the name of a file, got the folder {str(path)!r}")
+    with _writing(path):  # known before the work, not after it
+        if path.is_dir():
+            raise InputError(f"--out must be the name of a file, got the folder {str(path)!r}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        NamedTemporaryFile(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent).close()
     page = render(read)
-    try:
+    with _writing(path):
         write_atomic(path, page.encode())
+    return path
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise InputError(f"cannot write --out {str(path)!r}: {error.strerror}") from None
-    return path
 
 
 def render(runs: list[Run]) -> str:
@@ -51,10 +64,10 @@ def render(runs: list[Run]) -> str:
     return environment.get_template("page.html.jinja").render(
         runs=[(run, status(run)) for run in runs],
         title=", ".join(run.name for run in runs),
-        data=", ".join(dict.fromkeys(run.data for run in runs)),
+        data=", ".join(dict.fromkeys(SETS.get(run.data, run.data) for run in runs)),
         date=f"{now.day} {now:%B %Y}",
         version=__version__,
-        commits=[commit[:10] for commit in dict.fromkeys(commit for run in runs for commit in run.commits)],
+        commits=list(dict.fromkeys(short_commit(commit) for run in runs for commit in run.commits)),
         sections=build_sections(runs),
     )
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
 
 from gmmc.report.canvas import ACCENT, BAD, GOOD, INK, RULE, SOFT, draw, margins
+from gmmc.report.numbers import percent
 
 # linear: from 0; energy: logarithmic where it spans decades, and it may be negative
 Scale = Literal["linear", "percent", "energy"]
@@ -39,7 +40,7 @@ def over_updates(
 ) -> Markup:
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        margins(figure, left=58)
+        margins(figure, left=58, top=20)  # above the axis there may stand a power of ten
         for step in rollbacks:
             axes.axvline(step, color=BAD, linewidth=1, linestyle=(0, (2, 2)))
         for curve in curves:
@@ -48,7 +49,8 @@ def over_updates(
         if scale == "percent":
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         elif scale == "energy" and spans_decades([value for curve in curves for value in curve.values]):
-            axes.set_yscale("log")
+            # Energies of a softmax head are negative, and a run that was rescued has some of 10²⁰.
+            axes.set_yscale("symlog", linthresh=1) if negative(curves) else axes.set_yscale("log")
             axes.yaxis.set_minor_formatter(NullFormatter())
         elif scale == "linear":
             axes.set_ylim(bottom=0)
@@ -62,9 +64,18 @@ def over_updates(
 
 
 def spans_decades(values: Sequence[float | None]) -> bool:
-    """Whether a logarithmic axis can show them and a linear one would hide most."""
+    """Whether a linear axis would hide most of them."""
     known = [value for value in values if value is not None]
-    return bool(known) and min(known) > 0 and max(known) / min(known) > 100
+    if not known:
+        return False
+    if min(known) > 0:
+        return max(known) / min(known) > 100
+    sizes = sorted(map(abs, known))  # some cross zero: what is small there is not far away
+    return sizes[-1] > 100 * max(1, sizes[len(sizes) // 2])
+
+
+def negative(curves: Sequence[Curve]) -> bool:
+    return any(value is not None and value <= 0 for curve in curves for value in curve.values)
 
 
 def _thinned(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
@@ -84,19 +95,21 @@ def _thinned(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
 
 
 def per_class(shares: Sequence[float | None], names: Sequence[str], label: str) -> Markup:
-    """Accuracy of each class as bars, from the best to the worst class."""
+    """Accuracy of each class as bars, in the order of the classes, so that runs compare."""
     known = [(share, name) for share, name in zip(shares, names, strict=True) if share is not None]
-    known.sort(key=lambda pair: pair[0])
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
-        margins(figure, left=_text_width([name for _, name in known]), right=48, bottom=10)
+        margins(figure, left=_text_width([name for _, name in known]), right=64, bottom=10)
         axes.barh(range(len(known)), [share for share, _ in known], height=0.62, color=ACCENT)
         axes.barh(range(len(known)), [1] * len(known), height=0.62, color=RULE, zorder=0.5)
         for i, (share, _) in enumerate(known):
-            axes.text(1.02, i, f"{100 * share:.1f}%", va="center", fontsize=11)
+            beside: dict[str, Any] = {"xytext": (7, 0), "textcoords": "offset points"}
+            axes.annotate(
+                percent(share, 1), (1, i), va="center", fontsize=11, annotation_clip=False, **beside
+            )
         axes.set_yticks(range(len(known)), [shortened(name) for _, name in known], color=INK)
-        axes.set(xlim=(0, 1), ylim=(-0.6, len(known) - 0.4))
+        axes.set(xlim=(0, 1), ylim=(len(known) - 0.4, -0.6))
         _bare(axes)
 
     return draw(paint, label, width=440, height=24 * len(known) + 24)
@@ -125,7 +138,7 @@ def confusion(counts: Sequence[Sequence[int]], names: Sequence[str], label: str)
             axes.imshow(shade, interpolation="nearest", rasterized=True)
         axes.set(xlim=(-0.5, classes - 0.5), ylim=(classes - 0.5, -0.5))
         axes.set_xlabel("named class")
-        axes.set_ylabel("true class")
+        axes.set_ylabel("true class", labelpad=8)
         _bare(axes, ticks=True)
 
     width = side + (_text_width(names) + 34 if small else 52)
@@ -159,7 +172,7 @@ def reliability(curve: dict[str, Any], label: str) -> Markup:
 
     def paint(figure: Figure) -> None:
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1])
-        margins(figure, left=50, right=20)
+        margins(figure, left=56, right=20)
         figure.subplots_adjust(hspace=0.12)
         solid = np.minimum(accuracy, confidence)
         above.bar(centre, solid, 0.9 / bins, color=ACCENT)

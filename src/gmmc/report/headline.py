@@ -4,13 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gmmc.report import published
+from gmmc.report import published, sections
 from gmmc.report.numbers import MISSING, duration, plain, printed
 from gmmc.report.ood import SETS, TEMPERATURES, Places
-from gmmc.report.parts import NOT_OURS, Cell, Group, Line, Section, Table, cell, flags
+from gmmc.report.parts import NOT_OURS, Cell, Group, Line, Section, Table, cells, flags
 from gmmc.report.reading import Run
 
 PUBLISHED_MODELS = ("GMMC (Gen)", "GMMC (Dis)", "JEM", "Softmax")  # those with a number in several tables
+PUBLISHED_BACKBONE = "wrn-28-10"
+OTHER_NETWORKS = (
+    "The published models are other networks, mostly larger ones that were trained longer: those called GMMC "
+    "are a WRN-28-10 after 150 epochs."
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ def headline(runs: Sequence[Run]) -> Section:
     others = published_rows(runs)
     models = [m for m in PUBLISHED_MODELS if any(row.model == m for row in others)]
     table = Table([run.name for run in runs] + models, published_columns=len(models))
-    table.caption = f"In italics: {NOT_OURS}." if models else ""
+    if models and any(backbone(run) != PUBLISHED_BACKBONE for run in runs):
+        table.remark = OTHER_NETWORKS
     temperatures = Places(runs).temperatures
     at = f", {TEMPERATURES.get(temperatures[0], temperatures[0])}" if temperatures else ""
     for name, (title, _) in GROUPS.items():
@@ -115,12 +121,20 @@ def group_lines(
     """The lines of one evaluation under its title, and its doubts right below."""
     lines = [Line(title, kind="group")]
     for wanted in lines_of(name, runs):
-        ours = [cell(run.results.get(name), wanted.value) for run in runs]
+        ours = cells([run.results.get(name) for run in runs], [wanted.value] * len(runs))
         theirs = [published_cell(model, wanted, others, table) for model in models]
         if any(c.text != MISSING for c in (*ours, *theirs)):
             lines.append(Line(wanted.label, [*ours, *theirs]))
-    lines += [Line(": ".join(filter(None, pair)), kind="flag") for pair in flags(name, runs)]
+    lines += doubts(name, runs)
     return lines if len(lines) > 1 else []
+
+
+def doubts(name: str, runs: Sequence[Run]) -> list[Line]:
+    """One doubt in its own words; of several how many they are, and where they stand."""
+    told = flags(name, runs)
+    if len(told) > 1:
+        return [Line(f"{len(told)} doubts", kind="flag", see=(name, sections.KNOWN[name][0]))]
+    return [Line(": ".join(filter(None, pair)), kind="flag") for pair in told]
 
 
 def published_cell(model: str, wanted: Wanted, others: Sequence[published.Row], table: Table) -> Cell:
@@ -136,19 +150,34 @@ def published_cell(model: str, wanted: Wanted, others: Sequence[published.Row], 
 
 
 def training_lines(runs: Sequence[Run], others: int) -> list[Line]:
-    facts = {
+    facts = data_facts(runs) | {
         "state": [Cell(run.state) for run in runs],
         "time": [Cell(duration(last(run, "seconds"))) for run in runs],
         "updates": [Cell(whole(last(run, "step"))) for run in runs],
         "rollbacks": [Cell(whole(last(run, "rollbacks", 0 if run.metrics else None))) for run in runs],
         "parameters": [Cell(whole(run.trained.get("parameters"))) for run in runs],
-        "backbone": [Cell(str(run.config.get("model", {}).get("backbone", MISSING))) for run in runs],
+        "backbone": [Cell(backbone(run)) for run in runs],
     }
     lines = [Line(label, cells + [Cell("")] * others) for label, cells in facts.items()]
     return [
         Line("Training", kind="group"),
         *(line for line in lines if any(c.text not in ("", MISSING) for c in line.cells)),
     ]
+
+
+def data_facts(runs: Sequence[Run]) -> dict[str, list[Cell]]:
+    """What makes runs hard to compare goes first; where all have the same data, the title says which."""
+    if common_data(runs):
+        return {}
+    accuracies = [run.results.get("accuracy") for run in runs]
+    return {
+        "data": [Cell(SETS.get(run.data, run.data)) for run in runs],
+        "test images": [Cell(whole(entry and entry.conditions.get("images"))) for entry in accuracies],
+    }
+
+
+def backbone(run: Run) -> str:
+    return str(run.config.get("model", {}).get("backbone", MISSING))
 
 
 def last(run: Run, key: str, otherwise: Any = None) -> Any:
@@ -170,19 +199,22 @@ def literature(runs: Sequence[Run]) -> list[Group]:
     data = common_data(runs)
     if not any("accuracy" in run.results for run in runs):
         return []  # nothing to compare with yet
-    groups = []
+    groups, word = [], SETS.get(data, data)
     for title, folded, tables in (
-        (f"Models published on {data}", False, ACCURACY_TABLES),
-        (f"Later and neighbouring models on {data}", True, ("peers",)),
+        (f"Models published on {word}", False, ACCURACY_TABLES),
+        (f"Later and neighbouring models on {word}", True, ("peers",)),
     ):
         rows = published.find(data, *tables)
         keys = [k for k in ("top1", "inception_score", "fid") if any(k in row.numbers for row in rows)]
         names = {"top1": "accuracy", "inception_score": "Inception Score", "fid": "FID"}
         table = Table([names[key] for key in keys])
-        for run in runs:
-            sampled = run.results.get("samples")
-            cells = [cell(run.results.get("accuracy") if k == "top1" else sampled, k) for k in keys]
-            table.lines.append(Line(run.name, cells))
+        columns = [
+            cells(
+                [run.results.get("accuracy" if k == "top1" else "samples") for run in runs], [k] * len(runs)
+            )
+            for k in keys
+        ]
+        table.lines = [Line(run.name, [column[i] for column in columns]) for i, run in enumerate(runs)]
         table.add_published(rows, keys)
         if rows:
             groups.append(Group(title, tables=[table], folded=folded))

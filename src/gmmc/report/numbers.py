@@ -9,10 +9,14 @@ from typing import Any
 MISSING = "–"
 FRACTION = re.compile(r"(^|_)(top\d|ece|accuracy|agreement|saturated|fpr95|share|fraction|rate|clean)($|_)")
 RANKING = {"auroc", "aupr"}  # fractions too, but the field writes them as .84
+RANKING_DIGITS = 3
 
 
-def shown(name: str, value: Any, interval: Sequence[float] | None = None) -> str:
-    """A value of results.json; `name` may be a place in a table, its last part decides how it is written."""
+def shown(name: str, value: Any, interval: Sequence[float] | None = None, digits: int | None = None) -> str:
+    """A value of results.json; `name` may be a place in a table, its last part decides how it is written.
+
+    `digits`: of a percentage, where it stands beside others; else its own interval decides.
+    """
     kind = name.rsplit("/", 1)[-1]
     if value is None:
         return MISSING
@@ -21,13 +25,13 @@ def shown(name: str, value: Any, interval: Sequence[float] | None = None) -> str
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else ("∞" if value > 0 else "−∞")
     if kind in RANKING:
-        return f"{value:.3f}"
+        return proportion(value, RANKING_DIGITS)
     if FRACTION.search(kind):
-        return f"{100 * value:.{_percent_digits(value, interval)}f}%"
+        return percent(value, percent_digits(value, interval) if digits is None else digits)
     return plain(value)
 
 
-def shown_interval(name: str, interval: Sequence[float] | None) -> str:
+def shown_interval(name: str, interval: Sequence[float] | None, digits: int | None = None) -> str:
     """Both ends, with the digits of the value they belong to; empty when there is none."""
     if (
         interval is None
@@ -35,17 +39,50 @@ def shown_interval(name: str, interval: Sequence[float] | None) -> str:
         or any(end is None or not math.isfinite(end) for end in interval)
     ):
         return ""
-    low, high = interval
     kind = name.rsplit("/", 1)[-1]
     if kind in RANKING:
-        return f"{low:.3f}–{high:.3f}"
-    if FRACTION.search(kind):
-        digits = _percent_digits(high, interval)
-        return f"{100 * low:.{digits}f}–{100 * high:.{digits}f}%"
-    return f"{plain(low)}–{plain(high)}"
+        low, high = (proportion(end, RANKING_DIGITS) for end in interval)
+    elif FRACTION.search(kind):
+        digits = percent_digits(interval[1], interval) if digits is None else digits
+        low, high = (percent(end, digits) for end in interval)
+        low = low.removesuffix("%")
+    else:
+        low, high = map(plain, interval)
+    if low[0] not in "<>" and high[0] not in "<>":
+        return f"{low}–{high}"
+    return high if low == high.removesuffix("%") else f"{low} to {high}"
 
 
-def _percent_digits(value: float, interval: Sequence[float] | None) -> int:
+def proportion(value: float, digits: int) -> str:
+    """A fraction of 1. What is below 1 never reads as 1, and what is above 0 never as 0."""
+    return _within(value, 1, digits)
+
+
+def percent(value: float, digits: int) -> str:
+    """Likewise as a percentage."""
+    return f"{_within(100 * value, 100, digits)}%"
+
+
+def _within(value: float, most: int, digits: int) -> str:
+    text, least = f"{value:.{digits}f}", 10.0**-digits
+    if value < most and float(text) >= most:
+        return f">{most - least:.{digits}f}"
+    if value > 0 and float(text) == 0:
+        return f"<{least:.{digits}f}"
+    return minus(text)
+
+
+def common_digits(values: Sequence[tuple[Any, Sequence[float] | None]]) -> int | None:
+    """Digits after the point for percentages that are compared: those of the most exact one."""
+    known = [
+        percent_digits(value, interval)
+        for value, interval in values
+        if isinstance(value, (int, float)) and math.isfinite(value)
+    ]
+    return max(known, default=None)
+
+
+def percent_digits(value: float, interval: Sequence[float] | None) -> int:
     """As many as the interval's half-width has to say; without one, two for small shares, else one."""
     if interval is None or len(interval) != 2 or None in interval or not interval[1] > interval[0]:
         return 2 if 0 < value < 0.1 else 1

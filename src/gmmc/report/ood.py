@@ -3,11 +3,23 @@
 from collections.abc import Sequence
 
 from gmmc.report import figures, published
-from gmmc.report.parts import Group, Key, Line, Panel, Table, cell
+from gmmc.report.parts import Group, Key, Line, Panel, Table, cell, cells, in_rows
 from gmmc.report.reading import Run
 
 SCORES = {"log_density": "log p(x)", "max_posterior": "max p(y|x)", "gradient_norm": "−‖∂ log p(x)/∂x‖"}
-SETS = {"svhn": "SVHN", "interp": "Interpolated", "cifar100": "CIFAR-100", "celeba": "CelebA"}
+SETS = {
+    "svhn": "SVHN",
+    "interp": "Interpolated",
+    "cifar100": "CIFAR-100",
+    "celeba": "CelebA",
+    "cifar10": "CIFAR-10",
+    "fashion_mnist": "Fashion-MNIST",
+    "digits": "Digits",
+    "noise": "Noise",
+    "constant": "Constant",
+    "inverted": "Inverted",
+    "rotated": "Rotated",
+}
 MEASURES = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR at 95% TPR"}
 TEMPERATURES = {
     "fitted": "fitted γ²",
@@ -68,28 +80,31 @@ def score_table(name: str, runs: Sequence[Run], places: Places, t: str, measure:
     caption = f"{MEASURES.get(measure, measure)}, {TEMPERATURES.get(t, t)}"
     table = Table([SETS.get(s, s) for s in places.sets], caption=caption)
     one_data_set = len({run.data for run in runs}) == 1
+    width = len(places.sets)
     for score in places.scores:
         table.lines.append(Line(SCORES.get(score, score), kind="group"))
-        for run in runs:
-            cells = [cell(run.results.get(name), f"{s}/{score}/{t}/{measure}") for s in places.sets]
-            table.lines.append(Line(run.name, cells))
+        entries = [run.results.get(name) for run in runs for _ in places.sets]
+        found = cells(entries, [f"{s}/{score}/{t}/{measure}" for s in places.sets] * len(runs))
+        table.lines += [Line(run.name, found[i * width : (i + 1) * width]) for i, run in enumerate(runs)]
         if measure == "auroc" and one_data_set:
             rows = published.find(runs[0].data, f"ood/{score}", f"peers_ood/{score}")
-            table.add_published(rows, places.sets, ["auroc"] * len(places.sets))
+            table.add_published(rows, places.sets, ["auroc"] * width)
     return table
 
 
 def histogram_panels(name: str, runs: Sequence[Run], places: Places, score: str, t: str) -> list[Panel]:
-    panels = []
+    """The sets side by side, the runs below each other."""
+    quantity = SCORES.get(score, score)
+    rows = []
     for run in runs:
+        entry, row = run.results.get(name), []
         for s in places.sets:
-            entry = run.results.get(name)
             curve = entry.curves.get(f"{s}/{score}/{t}") if entry else None
-            if entry is None or not curve:
+            if not curve:
                 continue
-            quantity, title = SCORES.get(score, score), SETS.get(s, s)
-            auroc = cell(entry, f"{s}/{score}/{t}/auroc").text
+            title, auroc = SETS.get(s, s), cell(entry, f"{s}/{score}/{t}/auroc").text
             alt = f"Histograms of {quantity} for known images and {title}, run {run.name}; AUROC {auroc}."
             detail = " · ".join(filter(None, [run.name if len(runs) > 1 else "", f"AUROC {auroc}"]))
-            panels.append(Panel(title, detail, figures.histograms(curve, alt, quantity)))
-    return panels
+            row.append(Panel(title, detail, figures.histograms(curve, alt, quantity)))
+        rows.append(row)
+    return in_rows(rows)

@@ -1,12 +1,12 @@
 """What the page is made of. Sections fill these; the template lays them out."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from markupsafe import Markup
 
-from gmmc.report.numbers import MISSING, printed, shown, shown_interval
+from gmmc.report.numbers import MISSING, common_digits, printed, shown, shown_interval
 from gmmc.report.published import Row as PublishedRow
 from gmmc.report.reading import Entry, Run
 
@@ -16,7 +16,8 @@ NOT_OURS = "published, not measured by us"
 @dataclass(frozen=True)
 class Cell:
     text: str = MISSING
-    below: str = ""  # its 95% interval
+    below: str = ""  # in small print
+    below_is: str = "95% interval"
     source: str = ""  # of a published number
     note: int = 0  # number of the foot note with the source
 
@@ -30,6 +31,7 @@ class Line:
     kind: Literal["ours", "published", "group", "not-ours", "flag"] = "ours"
     note: int = 0
     source: str = ""
+    see: tuple[str, str] | None = None  # key and title of the section that tells more
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Table:
     caption: str = ""
     published_columns: int = 0  # so many at the right are not ours
     notes: list[str] = field(default_factory=list)
+    remark: str = ""  # below the table
 
     def note(self, text: str) -> int:
         """The number of a foot note; the same text has one number."""
@@ -81,6 +84,7 @@ class Panel:
     alt: str = ""
     missing: str = ""  # why there is nothing to see
     wide: bool = False
+    first: bool = False  # begins a row
     legend: Sequence[Key] = ()
 
 
@@ -99,50 +103,43 @@ class Group:
 
 @dataclass(frozen=True)
 class Section:
-    key: str
+    key: str  # its place in the page, to link to
     title: str
     text: str = ""
-    flags: Sequence[tuple[str, str]] = ()  # (run, doubt)
+    flags: Sequence[tuple[str, str]] = ()  # (runs, doubt)
     groups: Sequence[Group] = ()
     conditions: Sequence[tuple[str, dict[str, str], dict[str, str]]] = ()  # (run, facts, settings)
 
 
-def cell(entry: Entry | None, name: str) -> Cell:
+def cell(entry: Entry | None, name: str, digits: int | None = None) -> Cell:
     """A value of an evaluation, or a dash where there is none."""
     if entry is None or name not in entry.values:
         return Cell()
     interval = entry.intervals.get(name)
-    return Cell(shown(name, entry.values[name], interval), shown_interval(name, interval))
+    return Cell(shown(name, entry.values[name], interval, digits), shown_interval(name, interval, digits))
+
+
+def cells(entries: Sequence[Entry | None], names: Sequence[str]) -> list[Cell]:
+    """Values that a reader compares: percentages have the same number of digits."""
+    places = list(zip(entries, names, strict=True))
+    digits = common_digits(
+        [(entry.values.get(name), entry.intervals.get(name)) for entry, name in places if entry]
+    )
+    return [cell(entry, name, digits) for entry, name in places]
 
 
 def flags(name: str, runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """The doubts of an evaluation; with one run its name goes without saying."""
-    several = len(runs) > 1
-    return [
-        (run.name if several else "", str(flag))
-        for run in runs
-        if name in run.results
-        for flag in run.results[name].flags
-    ]
-
-
-def conditions(name: str, runs: Sequence[Run]) -> list[tuple[str, dict[str, str], dict[str, str]]]:
-    """Under which conditions each run was measured: the facts, and apart from them the settings."""
-    told = []
+    """The doubts of an evaluation, each once with the runs it concerns; one run goes without its name."""
+    concerned: dict[str, list[str]] = {}
     for run in runs:
-        if name in run.results and run.results[name].conditions:
-            facts = dict(run.results[name].conditions)
-            settings = facts.pop("settings", {})
-            told.append((run.name, flat(facts), flat(settings) if isinstance(settings, dict) else {}))
-    return told
+        for flag in dict.fromkeys(map(str, run.results[name].flags)) if name in run.results else ():
+            concerned.setdefault(flag, []).append(run.name)
+    return [(", ".join(names) if len(runs) > 1 else "", flag) for flag, names in concerned.items()]
 
 
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested tables as one: {"train": {"seed": 0}} → {"train.seed": "0"}."""
-    lines: dict[str, str] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            lines |= flat(value, f"{prefix}{key}.")
-        else:
-            lines[f"{prefix}{key}"] = MISSING if value in (None, "") else str(value)
-    return lines
+def in_rows(groups: Iterable[Sequence[Panel]]) -> list[Panel]:
+    """Panels one after the other; each group of several begins its own row."""
+    filled = [list(group) for group in groups if group]
+    return [
+        replace(panel, first=len(filled) > 1 and i == 0) for group in filled for i, panel in enumerate(group)
+    ]

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gmmc.config import read_toml
 from gmmc.errors import InputError
-from gmmc.records import CONFIG, LAST_GOOD, MODEL, RESULTS, read_metrics, read_results
+from gmmc.records import CONFIG, LAST_GOOD, MODEL, RESULTS, is_training, read_metrics, read_results
 
+State = Literal["finished", "diverged", "in progress", "stopped"]
 PARTS = {"values": dict, "intervals": dict, "curves": dict, "files": list, "flags": list, "conditions": dict}
 
 
@@ -31,6 +32,7 @@ class Run:
     config: dict[str, Any]
     metrics: list[dict[str, Any]]
     results: dict[str, Entry]
+    state: State
 
     @property
     def data(self) -> str:
@@ -38,14 +40,6 @@ class Run:
         told = [entry.conditions["data"] for entry in self.results.values() if "data" in entry.conditions]
         named = str(self.config.get("data", {}).get("name", "unknown data"))
         return str(told[-1]) if told else Path(named).name
-
-    @property
-    def state(self) -> str:
-        """finished, diverged or in progress."""
-        if (self.path / MODEL).exists():
-            return "finished"
-        given_up = bool(self.metrics) and self.metrics[-1].get("event") == "diverged"
-        return "diverged" if given_up or (self.path / LAST_GOOD).exists() else "in progress"
 
     @property
     def trained(self) -> dict[str, Any]:
@@ -79,7 +73,19 @@ def _read(path: Path, name: str) -> Run:
     for section, table in recipe.items():
         if not isinstance(table, dict):
             raise InputError(f"{path / CONFIG} is damaged: [{section}] must be a table, got {table!r}")
-    return Run(path, name, recipe, read_metrics(path), results)
+    state = _state(path)  # before the metrics: at worst they are newer
+    metrics = read_metrics(path)
+    if state == "stopped" and metrics and metrics[-1].get("event") == "diverged":
+        state = "diverged"
+    return Run(path, name, recipe, metrics, results, state)
+
+
+def _state(path: Path) -> State:
+    if (path / MODEL).exists():
+        return "finished"
+    if is_training(path):
+        return "in progress"
+    return "diverged" if (path / LAST_GOOD).exists() else "stopped"
 
 
 def _entry(file: Path, name: str, entry: Any) -> Entry:

@@ -1,10 +1,13 @@
 """Results → sections of the page, one per evaluation. What is not known by name is shown as it is."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from gmmc.report import figures, pictures, published
+from gmmc.report.conditions import conditions
+from gmmc.report.numbers import MISSING
 from gmmc.report.ood import out_of_distribution
-from gmmc.report.parts import Group, Key, Line, Panel, Section, Table, cell, conditions, flags
+from gmmc.report.parts import Cell, Group, Key, Line, Panel, Section, Table, cell, cells, flags, in_rows
 from gmmc.report.reading import Entry, Run
 
 TEMPERATURES = {"paper": "the paper’s γ²", "unit": "γ = 1", "fitted": "γ² fitted on validation images"}
@@ -29,7 +32,9 @@ def build(name: str, runs: Sequence[Run], picture_bytes: int) -> Section:
     """The section of one evaluation, for all runs side by side."""
     title, text, builder = KNOWN.get(name, (label(name), "", generic))
     groups = builder(name, runs, picture_bytes)
-    return Section(name, title, text, flags(name, runs), groups, conditions(name, runs))
+    # A name of the future may be any text, which no link can be trusted with.
+    key = name if name in KNOWN else f"evaluation-{names(runs).index(name) + 1}"
+    return Section(key, title, text, flags(name, runs), groups, conditions(name, runs))
 
 
 def label(name: str) -> str:
@@ -44,7 +49,8 @@ def value_table(name: str, runs: Sequence[Run]) -> Table:
     """A line per value, a column per run."""
     keys = dict.fromkeys(key for _, entry in having(name, runs) for key in entry.values)
     table = Table([run.name for run in runs])
-    table.lines = [Line(label(key), [cell(run.results.get(name), key) for run in runs]) for key in keys]
+    entries = [run.results.get(name) for run in runs]
+    table.lines = [Line(label(key), cells(entries, [key] * len(runs))) for key in keys]
     return table
 
 
@@ -80,7 +86,9 @@ def accuracy(name: str, runs: Sequence[Run], _: int) -> list[Group]:
             )
             detail = ", ".join(filter(None, [per_run(run, runs), told]))
             maps.append(Panel("Confusion", detail, svg, wide=len(counts) > len(figures.CLASS_COLOURS)))
-    return [Group(tables=[value_table(name, runs)]), Group(panels=bars + maps, broad=True)]
+    # Of one run side by side, of several each kind in rows of its own.
+    panels = in_rows([bars, maps]) if len(runs) > 1 else bars + maps
+    return [Group(tables=[value_table(name, runs)]), Group(panels=panels, broad=True)]
 
 
 # --- calibration ----------------------------------------------------------------------------------
@@ -101,19 +109,18 @@ def calibration(name: str, runs: Sequence[Run], _: int) -> list[Group]:
     known = {key.split("/")[0] for _, entry in found for key in entry.values if "/" in key}
     temperatures = [t for t in TEMPERATURES if t in known] + sorted(known - TEMPERATURES.keys())
     table = Table(list(CALIBRATION.values()))
+    columns = {key: calibration_column(name, runs, temperatures, key) for key in CALIBRATION}
     for t in temperatures:
         table.lines.append(Line(TEMPERATURES.get(t, t), kind="group"))
-        for run in runs:
-            cells = [cell(run.results.get(name), f"{t}/{key}") for key in CALIBRATION]
-            table.lines.append(Line(run.name, cells))
+        table.lines += [
+            Line(run.name, [columns[key][t, i] for key in CALIBRATION]) for i, run in enumerate(runs)
+        ]
     if len({run.data for run in runs}) == 1:
         table.add_published(published.find(runs[0].data, "calibration"), list(CALIBRATION))
-    panels = [
-        reliability_panel(run, entry, t, runs)
+    panels = in_rows(
+        [reliability_panel(run, entry, t, runs) for t in temperatures if t in entry.curves]
         for run, entry in found
-        for t in temperatures
-        if t in entry.curves
-    ]
+    )
     legend = [
         Key("accuracy of the images with that confidence", "var(--accent)"),
         Key("pale: not sure enough", "color-mix(in srgb, var(--accent) 45%, transparent)"),
@@ -121,6 +128,29 @@ def calibration(name: str, runs: Sequence[Run], _: int) -> list[Group]:
         Key("share of the images", "var(--soft)"),
     ]
     return [Group(tables=[table]), Group(panels=panels, legend=legend if panels else [])]
+
+
+def calibration_column(
+    name: str, runs: Sequence[Run], temperatures: Sequence[str], key: str
+) -> dict[tuple[str, int], Cell]:
+    """The cells of a value by temperature and number of the run."""
+    places = [(t, i) for t in temperatures for i in range(len(runs))]
+    entries = [runs[i].results.get(name) for _, i in places]
+    column = cells(entries, [f"{t}/{key}" for t, _ in places])
+    if key == "ece_if_perfect":
+        column = [
+            with_range(found, entry, f"{t}/ece_if_perfect_95")
+            for found, entry, (t, _) in zip(column, entries, places, strict=True)
+        ]
+    return dict(zip(places, column, strict=True))
+
+
+def with_range(found: Cell, entry: Entry | None, name: str) -> Cell:
+    """The mean of what chance alone gives, and below it how far chance goes."""
+    most = cell(entry, name).text
+    if most == MISSING:
+        return found
+    return replace(found, below=f"≤ {most} in 19 of 20", below_is="what chance alone gives")
 
 
 def reliability_panel(run: Run, entry: Entry, t: str, runs: Sequence[Run]) -> Panel:
@@ -139,22 +169,27 @@ def reliability_panel(run: Run, entry: Entry, t: str, runs: Sequence[Run]) -> Pa
 
 
 def latent(name: str, runs: Sequence[Run], _: int) -> list[Group]:
-    groups = [Group(tables=[value_table(name, runs)])]
-    panels, legend = [], []
+    """Maps of the same classes share a legend."""
+    by_classes: dict[tuple[str, ...], list[Panel]] = {}
     for run, entry in having(name, runs):
         points = entry.curves.get("tsne")
         if not points:
             continue
         names = class_names(entry, 1 + max(points["label"], default=-1))
         alt = f"Map of the features (t-SNE) of {len(points['x'])} test images by class, run {run.name}."
-        svg = figures.scatter(points, names, alt)
-        panels.append(Panel("t-SNE of the features", per_run(run, runs), svg))
-        if len(names) <= figures.LEGEND_CLASSES:
-            legend = [
-                Key(text, look.colour, glyph=look.glyph)
-                for text, look in zip(names, map(figures.class_look, range(len(names))), strict=True)
-            ]
-    return [*groups, Group(panels=panels, legend=legend, broad=True)]
+        panel = Panel("t-SNE of the features", per_run(run, runs), figures.scatter(points, names, alt))
+        by_classes.setdefault(tuple(names), []).append(panel)
+    maps = [
+        Group(panels=panels, legend=class_legend(names), broad=True) for names, panels in by_classes.items()
+    ]
+    return [Group(tables=[value_table(name, runs)]), *maps]
+
+
+def class_legend(names: Sequence[str]) -> list[Key]:
+    if len(names) > figures.LEGEND_CLASSES:
+        return []
+    looks = map(figures.class_look, range(len(names)))
+    return [Key(text, look.colour, glyph=look.glyph) for text, look in zip(names, looks, strict=True)]
 
 
 def samples(name: str, runs: Sequence[Run], picture_bytes: int) -> list[Group]:
@@ -206,7 +241,7 @@ KNOWN: dict[str, tuple[str, str, Builder]] = {
         "Calibration",
         "Of images that get a confidence of 80%, 80% should be right. γ² is a temperature: it changes how "
         "sure the model claims to be, and with equal priors no decision. “If perfect” is the ECE that a "
-        "perfectly calibrated model with the same confidences would show on so few images.",
+        "perfectly calibrated model with the same confidences would show, on average, on so few images.",
         calibration,
     ),
     "ood": (

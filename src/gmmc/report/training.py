@@ -24,7 +24,11 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...], Scale], ...] = (
 def status(run: Run) -> str:
     """Where the training stands, in a sentence."""
     if not run.metrics:
-        return "finished" if run.state == "finished" else f"{run.state}: no line of metrics yet"
+        early = {
+            "in progress": "in progress: no line of metrics yet",
+            "stopped": "stopped before any metrics",
+        }
+        return early.get(run.state, run.state)
     line = run.metrics[-1]
     where = f"update {plain(int(line['step']))}"
     after = f" after {duration(line['seconds'])}" if "seconds" in line else ""
@@ -32,6 +36,7 @@ def status(run: Run) -> str:
         "finished": f"finished at {where}{after}",
         "diverged": f"stopped by the guard at {where}{after}",
         "in progress": f"in progress: last seen at {where}{after}",
+        "stopped": f"stopped at {where}{after}",
     }
     return words[run.state]
 
@@ -50,8 +55,24 @@ def training(runs: Sequence[Run]) -> Section:
     if any("event" in line for run in runs for line in run.metrics):
         legend.append(Key("the guard stepped in", "var(--bad)", dashed=True))
     empty = [run.name for run in runs if not run.metrics]
-    text = f"No metrics yet: {', '.join(empty)}." if empty else ""
+    missing = f"No metrics yet: {', '.join(empty)}." if empty else ""
+    text = " ".join(filter(None, [explained(runs) if panels else "", missing]))
     return Section("training", "Training", text, events, [Group(panels=panels, legend=legend, broad=True)])
+
+
+def explained(runs: Sequence[Run]) -> str:
+    """What the curves are; of R also where the guard stops it, as the recipes say."""
+    text = "Energies, accuracy and settings over the updates of the training"
+    if not any("force_ratio" in line for run in runs for line in run.metrics):
+        return f"{text}."
+    guards = [run.config.get("guard", {}) for run in runs]
+    limits = dict.fromkeys(guard["force"] for guard in guards if guard.get("on") and "force" in guard)
+    trips = (
+        f", and the guard trips at {' or '.join(map(plain, limits))} once chains have settled"
+        if limits
+        else ""
+    )
+    return f"{text}; R, the force ratio, is how hard samples push relative to the pull of real images{trips}."
 
 
 def told(line: dict[str, Any]) -> str:
