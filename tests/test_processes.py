@@ -55,7 +55,9 @@ def test_they_speak_with_one_voice(two):
     out, done = two
     assert done.stdout.count("Next: gmmc evaluate") == 1
     others = [line for line in done.stderr.splitlines() if not line.startswith("training")]
-    assert others == ["waiting for 2 processes to connect"]
+    assert others[0] == "waiting for 2 processes to connect"
+    assert len(others) == len(set(others))  # nothing is said twice
+    assert all("training images in batches of" in line or "chance" in line for line in others[1:])
     steps = [line["step"] for line in lines(out)]
     assert steps == sorted(set(steps))
     assert runs.load(out).trained["processes"] == 2
