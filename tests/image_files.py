@@ -9,6 +9,13 @@ import pyarrow as pa
 from PIL import Image
 from pyarrow import parquet
 
+from gmmc import data
+from gmmc.config import DataConfig
+
+
+def load(path: Path, **options) -> data.Dataset:
+    return data.load(DataConfig(name=str(path), **options), seed=0)
+
 
 def png(pixels: np.ndarray, **options) -> bytes:
     """(height, width) of grey or (height, width, 3) of colour → the bytes of a PNG file."""

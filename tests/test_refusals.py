@@ -6,8 +6,6 @@ import shutil
 import pyarrow as pa
 import pytest
 
-from gmmc import data
-from gmmc.config import DataConfig
 from gmmc.errors import InputError
 from image_files import (
     CLASSES,
@@ -19,16 +17,13 @@ from image_files import (
     features_of,
     hub_layout,
     image_layout,
+    load,
     pictures,
     png,
     write_folder,
     write_shard,
     write_table,
 )
-
-
-def load(path, **options):
-    return data.load(DataConfig(name=str(path), **options), seed=0)
 
 
 def tables(root, **changes):

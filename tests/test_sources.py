@@ -22,16 +22,13 @@ from image_files import (
     encoded,
     hub_layout,
     image_layout,
+    load,
     pictures,
     png,
     write_folder,
     write_shard,
     write_table,
 )
-
-
-def load(path, **options):
-    return data.load(DataConfig(name=str(path), **options), seed=0)
 
 
 def rows(part):

@@ -21,7 +21,6 @@ from gmmc.scores import (
     fit_gamma2,
     gradient_norms,
     logits_at,
-    scores_at,
     unit_energies,
 )
 from gmmc.starts import GaussianStart, UniformStart
@@ -61,7 +60,7 @@ class Classifier(nn.Module):
 
     def logits(self, images) -> Tensor:
         """Logits of any number of images: arrays or tensors, uint8 or [0, 1]."""
-        return batched_logits(self, as_batch(images, self.shape))
+        return batched(self, self, as_batch(images, self.shape))
 
     def predict_log_proba(self, images) -> Tensor:
         """log p(y|x)  (Eq. 11)."""
@@ -103,8 +102,11 @@ class Classifier(nn.Module):
         if len(batch) == 0:
             raise InputError("calibration needs at least one image, got none")
         network = self.tempered()
-        gamma2 = fit_gamma2(network, unit_energies(network, batch), y)
-        self.reference = Reference.of(gamma2, scores_at(network, batch, gamma2))
+        energies = unit_energies(network, batch)
+        gamma2 = fit_gamma2(network, energies, y)
+        scores = density_and_confidence(logits_at(network, energies, gamma2))
+        scores |= gradient_norms(network, batch, {"gradient_norm": gamma2})
+        self.reference = Reference.of(gamma2, scores)
 
     def answer(self, images, *, score: str | None = None, tpr: float | None = None) -> Answer:
         """Class and confidence at the fitted γ², and whether the image looks like those of the training.
@@ -241,11 +243,6 @@ class Classifier(nn.Module):
         if count and not (y.min() >= 0 and y.max() < classes):
             raise InputError(f"labels must lie in 0..{classes - 1}, got {y.min().item()}..{y.max().item()}")
         return y.long()
-
-
-def batched_logits(module: nn.Module, images: Tensor) -> Tensor:
-    """Logits of any module that takes images in [0, 1], a batch at a time on the module's device."""
-    return batched(module, module, images)
 
 
 def pick_device(name: str) -> torch.device:

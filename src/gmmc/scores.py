@@ -128,13 +128,6 @@ def gradient_norms(
     return {name: torch.cat(parts) for name, parts in norms.items()}
 
 
-def scores_at(network: Tempered, images: Tensor, gamma2: float) -> dict[str, Tensor]:
-    """All three scores at one γ²."""
-    logits = logits_at(network, unit_energies(network, images), gamma2)
-    gradient = gradient_norms(network, images, {"": gamma2})[""]
-    return {**density_and_confidence(logits), "gradient_norm": gradient}
-
-
 # --- the temperature ---
 
 
