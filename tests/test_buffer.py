@@ -1,15 +1,36 @@
+from functools import partial
+
 import pytest
 import torch
 
+from conftest import tiny_data
 from gmmc.buffer import ReplayBuffer, check_quotas
 from gmmc.errors import InputError
-from gmmc.starts import UniformStart
+from gmmc.placement import OnDevice, OnHost
+from gmmc.sampling import BatchNoise
+from gmmc.starts import GaussianStart, UniformStart
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
 
 
-def make(size=50, reinit=0.0, priors=(0.2, 0.2, 0.2, 0.2, 0.2), seed=0):
-    source = torch.Generator().manual_seed(seed)
-    start = UniformStart((1, 8, 8))
-    return ReplayBuffer(size, start, torch.tensor(priors), reinit=reinit, generator=source), source
+def make(size=50, reinit=0.0, priors=(0.2, 0.2, 0.2, 0.2, 0.2), seed=0, device="cpu", start=None, kind=None):
+    source = torch.Generator(device).manual_seed(seed)
+    start = start or UniformStart((1, 8, 8))
+    priors = torch.tensor(priors, device=device)
+    place = partial(kind, device=device) if kind else None
+    return ReplayBuffer(size, start, priors, reinit=reinit, generator=source, place=place), source
+
+
+def gaussian_start(device):
+    start = GaussianStart((1, 8, 8), 5, 4)
+    start.fit(tiny_data(classes=5).train)
+    return start.to(device)
+
+
+def assert_equal_states(one, other):
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor.cpu(), other.state_dict()[name].cpu()), name
 
 
 def test_it_starts_with_noise_and_every_class_has_its_share():
@@ -117,11 +138,97 @@ def test_the_census_counts_settled_chains_only():
     assert buffer.census(settled_after=5, limit=100.0).tolist() == [140, 50, 20, 5]
 
 
-def test_state_round_trip():
-    buffer, source = make()
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [OnDevice, OnHost])
+def test_state_round_trip(device, kind):
+    buffer, source = make(device=device, kind=kind)
     drawn = buffer.draw(20, source)
-    buffer.put(drawn, drawn.images * 0.3, torch.rand(20))
-    other, _ = make(seed=1)
-    other.load_state_dict({name: tensor.clone() for name, tensor in buffer.state_dict().items()})
-    for name, tensor in buffer.state_dict().items():
-        assert torch.equal(other.state_dict()[name], tensor), name
+    buffer.put(drawn, drawn.images * 0.3, torch.rand(20, device=device))
+    saved = {name: tensor.clone() for name, tensor in buffer.state_dict().items()}
+    for other_kind in (OnDevice, OnHost):
+        other, _ = make(seed=1, device=device, kind=other_kind)
+        again = other.draw(20, source)
+        other.put(again, again.images, torch.zeros(20, device=device))  # is not to come after the restored
+        other.load_state_dict(saved)
+        assert_equal_states(buffer, other)
+
+
+# --- chains on the device and in host memory ---
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("gaussian", [False, True])
+def test_chains_are_the_same_wherever_they_lie(device, gaussian):
+    start = gaussian_start(device) if gaussian else None
+    buffers = [make(reinit=0.2, device=device, start=start, kind=kind) for kind in (OnDevice, OnHost)]
+    (near, _), (far, _) = buffers
+    assert (near.images.device.type, far.images.device.type) == (device, "cpu")
+    assert_equal_states(near, far)
+    for step in range(12):
+        labels = torch.arange(10, device=device) % 5 if step % 2 else None
+        drawn = []
+        for buffer, source in buffers:
+            drawn.append(buffer.draw(10, source, labels))
+            energies = torch.arange(10.0, device=device) * step
+            buffer.put(drawn[-1], (drawn[-1].images * 0.9 + 0.01).clamp(-1, 1), energies)
+            if step % 4 == 3:
+                buffer.start_anew(buffer.beyond(50.0), source)
+        assert drawn[0].images.device == drawn[1].images.device == near.device
+        for name in ("slots", "images", "labels", "visits"):
+            assert torch.equal(getattr(drawn[0], name), getattr(drawn[1], name)), name
+    assert_equal_states(near, far)
+    assert torch.equal(near.census(settled_after=2, limit=50.0), far.census(settled_after=2, limit=50.0))
+    assert near.visits.max() > 1
+
+
+@pytest.mark.parametrize("kind", [None, OnDevice])
+def test_on_the_device_all_chains_start_in_one_call(kind, monkeypatch):
+    monkeypatch.setattr(OnHost, "at_once", 8)
+    start = gaussian_start("cpu")
+    buffer, _ = make(start=start, kind=kind)
+    expected = start(buffer.labels, BatchNoise(50, torch.Generator().manual_seed(0))).half()
+    assert torch.equal(buffer.images, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_large_table_in_host_memory_is_never_whole_on_the_device(device, monkeypatch):
+    monkeypatch.setattr(OnHost, "at_once", 16)
+
+    class Watched(UniformStart):
+        counts = ()
+
+        def forward(self, labels, noise):
+            self.counts += (len(labels),)
+            return super().forward(labels, noise)
+
+    start = Watched((1, 8, 8))
+    buffer, source = make(device=device, start=start, kind=OnHost)
+    assert start.counts == (16, 16, 16, 2)
+    assert len(buffer.images.flatten(1).unique(dim=0)) == 50  # all filled, and each with its own noise
+    assert 0.9 < buffer.images.abs().max() <= 1
+
+    before = buffer.images.clone()
+    chosen = torch.zeros(50, dtype=torch.bool, device=device)
+    chosen[[0, 15, 16, 49]] = True
+    buffer.start_anew(chosen, source)
+    assert start.counts == 2 * (16, 16, 16, 2)
+    changed = (buffer.images != before).flatten(1).any(1)
+    assert changed.nonzero().flatten().tolist() == [0, 15, 16, 49]
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("with_labels", [False, True])
+def test_on_a_gpu_drawing_and_putting_wait_for_nothing(with_labels):
+    buffer, source = make(reinit=0.2, device="cuda")
+    labels = torch.arange(10, device="cuda") % 5 if with_labels else None
+    energies = torch.zeros(10, device="cuda")
+    buffer.put(
+        buffer.draw(10, source, labels), torch.zeros(10, 1, 8, 8, device="cuda"), energies
+    )  # loads kernels
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        drawn = buffer.draw(10, source, labels)
+        buffer.put(drawn, drawn.images, energies)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -179,7 +179,7 @@ class TestRollingBack:
         learner.update()  # and the state is a copy: going on does not change it
         assert not torch.equal(learner.buffer.images, good.shard["buffer.images"])
         assert good.tensors["optimizer.0.step"] == 6
-        assert learner.optimizer.state_dict()["state"][0]["step"] == 7
+        assert learner.updater.optimizer.state_dict()["state"][0]["step"] == 7
 
     def test_what_is_lowered_when(self, data):
         """A cap, and α if a shorter one brings chains further down; then β; without samples the rate."""
@@ -212,7 +212,7 @@ class TestRollingBack:
             learner.step, learner.capped = 5, capped
             learner.update()
             gradients.append(learner.report()[0]["grad_norm"])
-            assert learner.objective.limit == (1e-4 if capped else math.inf)
+            assert learner.updater.loss.limit == (1e-4 if capped else math.inf)
         assert gradients[0] != gradients[1]
         alone = make_learner(tiny_config(model={"scale": 0.01}, train={"beta": 0.0}), data)
         alone.step = 5
@@ -241,7 +241,7 @@ class TestRollingBack:
         learner.step = 5
         learner.pace.update(lr=0.25, beta=0.5)
         learner.update()
-        assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(0.25e-3)
+        assert learner.updater.optimizer.param_groups[0]["lr"] == pytest.approx(0.25e-3)
         assert learner.report()[0]["beta"] == 0.25
 
     def test_far_chains_are_dropped(self, data):

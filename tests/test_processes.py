@@ -102,13 +102,13 @@ for _ in range(3):
     learner.update()
 weights = {{f"before.{{k}}": v.clone() for k, v in learner.model.state_dict().items()}}
 seen = {{}}
-loss = learner.loss
-def record(real, contrast, sampled, beta):
+loss = learner.updater.loss
+def record(real, contrast, sampled, *others):
     seen.update(x=real[0], y=real[1], contrast=contrast, sampled_x=sampled[0], sampled_y=sampled[1])
-    return loss(real, contrast, sampled, beta)
-learner.loss = record
-learner.optimizer.zero_grad = lambda: [setattr(p, "grad", None) for p in learner.model.parameters()]
-learner.optimizer.step = lambda: None
+    return loss(real, contrast, sampled, *others)
+record.limit = loss.limit
+learner.updater.loss = record
+learner.updater.optimizer.step = lambda: None
 learner.update()
 gradients = {{f"gradient.{{k}}": p.grad.contiguous() for k, p in learner.model.named_parameters()}}
 seen = {{f"seen.{{k}}": v.contiguous() for k, v in seen.items()}}

@@ -9,7 +9,18 @@ from conftest import make_model
 from gmmc.config import SamplerConfig
 from gmmc.core import unit_energy
 from gmmc.errors import InputError
-from gmmc.sampling import SAMPLERS, BatchNoise, Chains, Walk, descend, noise_injected, sgld, sgld_jem, staged
+from gmmc.sampling import (
+    SAMPLERS,
+    BatchNoise,
+    Chains,
+    PlainMover,
+    Walk,
+    descend,
+    noise_injected,
+    sgld,
+    sgld_jem,
+    staged,
+)
 
 
 class FixedNoise:
@@ -26,16 +37,24 @@ class FixedNoise:
         raise AssertionError("samplers draw normals only")
 
 
+PIXELS = PlainMover(lambda x: x)  # φ(x) = x
+
+
 def walk_to(centre, alpha=0.25):
-    return Walk(lambda x, t: unit_energy(x, centre), lambda t: alpha)
+    return Walk(unit_energy, lambda t: centre, lambda t: alpha)
+
+
+def chains_to(means, noise):
+    labels = torch.arange(len(means))
+    return Chains(labels, means, lambda features, y: unit_energy(features, means[y]), noise)
 
 
 def test_descent_is_x_minus_alpha_gradient_clamped():
     """On ½‖x − c‖² a step of α moves x to x − α(x − c)."""
     x, centre = torch.tensor([[0.5, -0.5]]), torch.tensor([[0.0, 3.0]])
-    once = descend(walk_to(centre), x, steps=1)
+    once = descend(PIXELS, walk_to(centre), x, steps=1)
     assert torch.allclose(once, torch.tensor([[0.375, 0.375]]))
-    far = descend(walk_to(centre), x, steps=50)
+    far = descend(PIXELS, walk_to(centre), x, steps=50)
     assert torch.allclose(far, torch.tensor([[0.0, 1.0]]), atol=1e-5)  # the box ends at 1
 
 
@@ -45,10 +64,15 @@ def test_staged_descent_lowers_its_energy():
     labels = torch.arange(16) % 3
     noise = FixedNoise(torch.randn(16, 64, dtype=torch.float64))
     walk = staged(model.chains(labels, noise), SamplerConfig(alpha=0.01, target_std=0.1))
-    energies = [walk.energy_at(x, 0)]
+    move = PlainMover(model.backbone)
+
+    def energy(x):
+        return walk.energy(model.backbone(x), walk.goal(0))
+
+    energies = [energy(x)]
     for _ in range(20):
-        x = descend(walk, x, steps=1)
-        energies.append(walk.energy_at(x, 0))
+        x = descend(move, walk, x, steps=1)
+        energies.append(energy(x))
     assert all((later < earlier).all() for earlier, later in itertools.pairwise(energies))
 
 
@@ -56,8 +80,8 @@ def test_equation_9():
     """½‖φ − μ − σz‖² = ½‖φ − μ‖² + σ²/2‖z‖² − σ⟨φ − μ, z⟩."""
     phi, mu, z = torch.randn(3, 4, 6, dtype=torch.float64).unbind()
     sigma = 0.3
-    chains = Chains(lambda x: x, lambda x: unit_energy(x, mu), mu, FixedNoise(z))
-    left = noise_injected(chains, SamplerConfig(target_std=sigma)).energy_at(phi, 0)
+    walk = noise_injected(chains_to(mu, FixedNoise(z)), SamplerConfig(target_std=sigma))
+    left = walk.energy(phi, walk.goal(0))
     right = unit_energy(phi, mu) + sigma**2 / 2 * z.square().sum(-1) - sigma * ((phi - mu) * z).sum(-1)
     assert torch.allclose(left, right)
 
@@ -67,8 +91,8 @@ def test_equation_9():
 )
 def test_how_often_noise_is_drawn(name, draws):
     noise = FixedNoise(torch.zeros(2, 3))
-    chains = Chains(lambda x: x, lambda x: unit_energy(x, torch.ones(2, 3)), torch.ones(2, 3), noise)
-    descend(SAMPLERS[name](chains, SamplerConfig()), torch.zeros(2, 3), steps=4)
+    chains = chains_to(torch.ones(2, 3), noise)
+    descend(PIXELS, SAMPLERS[name](chains, SamplerConfig()), torch.zeros(2, 3), steps=4)
     assert noise.asked == draws
 
 
@@ -86,31 +110,34 @@ CENTRE = torch.tensor([0.3, -2.0, 5.0])
 
 
 def gaussian_chains(count, seed=0):
-    def energy(x):
+    def energy(x, y):
         return 0.5 * ((x - CENTRE) / SPREAD).square().sum(-1)
 
-    return Chains(lambda x: x, energy, None, BatchNoise(count, torch.Generator().manual_seed(seed)))
+    noise = BatchNoise(count, torch.Generator().manual_seed(seed))
+    return Chains(torch.zeros(count, dtype=torch.long), None, energy, noise)
 
 
 def test_sgld_reaches_the_stationary_law_of_a_gaussian():
     """With a constant step it is an autoregression: var = α/(1 − a²), a = 1 − α/2s², exactly."""
     count, alpha = 20_000, 0.2
     walk = sgld(gaussian_chains(count), SamplerConfig(name="sgld", alpha=alpha, power=0.0))
-    x = descend(walk, torch.zeros(count, 3), steps=400)
+    x = descend(PIXELS, walk, torch.zeros(count, 3), steps=400)
     carried = 1 - alpha / (2 * SPREAD.square())
     variance = alpha / (1 - carried.square())
     assert torch.allclose(x.mean(0), CENTRE, atol=5 * SPREAD.max().item() / count**0.5)
     assert torch.allclose(x.var(0), variance, rtol=0.05)
     assert torch.allclose(variance, SPREAD.square(), rtol=0.3)  # a finite step is a little too wide
     finer = sgld(gaussian_chains(4000), SamplerConfig(name="sgld", alpha=0.02, power=0.0))
-    assert torch.allclose(descend(finer, torch.zeros(4000, 3), steps=2000).var(0), SPREAD.square(), rtol=0.1)
+    assert torch.allclose(
+        descend(PIXELS, finer, torch.zeros(4000, 3), steps=2000).var(0), SPREAD.square(), rtol=0.1
+    )
 
 
 def test_sgld_at_the_temperature_of_jem_s_code():
     """Step α on the energy, noise of its own size: var = noise²/(1 − (1 − α/s²)²)."""
     count, alpha, size = 20_000, 0.1, 0.01
     walk = sgld_jem(gaussian_chains(count), SamplerConfig(name="sgld_jem", alpha=alpha, noise=size))
-    x = descend(walk, torch.zeros(count, 3), steps=600)
+    x = descend(PIXELS, walk, torch.zeros(count, 3), steps=600)
     variance = size**2 / (1 - (1 - alpha / SPREAD.square()).square())
     assert torch.allclose(x.var(0), variance, rtol=0.05)
     assert torch.allclose(x.mean(0), CENTRE, atol=1e-3)
@@ -136,7 +163,7 @@ def test_sgld_walks_as_torchebm_does():
     theirs = LangevinDynamics(Gaussian(), step_size=alpha / 2, device="cpu")
     ours = sgld(gaussian_chains(count, seed=5), SamplerConfig(name="sgld", alpha=alpha, power=0.0))
     expected = theirs.sample(x=start.clone(), n_steps=50, generator=torch.Generator().manual_seed(5))
-    assert torch.allclose(descend(ours, start, steps=50), expected, atol=1e-4)
+    assert torch.allclose(descend(PIXELS, ours, start, steps=50), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

@@ -213,16 +213,18 @@ class TestOptimisers:
         )
         for _ in range(4):
             learner.update()
-        assert type(learner.optimizer) is kinds[first]
-        before = learner.optimizer
+        assert type(learner.updater.optimizer) is kinds[first]
+        before = learner.updater.optimizer
         learner.update()
-        assert type(learner.optimizer) is kinds[then]
-        assert learner.optimizer.param_groups[0]["weight_decay"] == 0.01
-        assert (learner.optimizer is before) == (first == then)  # moments are kept where they mean the same
+        assert type(learner.updater.optimizer) is kinds[then]
+        assert learner.updater.optimizer.param_groups[0]["weight_decay"] == 0.01
+        assert (learner.updater.optimizer is before) == (
+            first == then
+        )  # moments are kept where they mean the same
 
     def test_sgd_is_nesterov_s(self, data):
         learner = make_learner(tiny_config(discriminative={"optimizer": "sgd", "momentum": 0.8}), data)
-        group = learner.optimizer.param_groups[0]
+        group = learner.updater.optimizer.param_groups[0]
         assert group["nesterov"]
         assert group["momentum"] == 0.8
 

@@ -3,6 +3,7 @@
 import copy
 
 import torch
+from torch import Tensor
 
 from gmmc.backbones import batch_norms
 from gmmc.models import Classifier
@@ -21,8 +22,10 @@ class Average:
     @torch.no_grad()
     def update(self, model: Classifier, updates: int) -> None:
         decay = min(self.decay, (1 + updates) / (10 + updates))
-        for mine, current in zip(self.model.parameters(), model.parameters(), strict=True):
-            mine.lerp_(current, 1 - decay)
+        averages: list[Tensor] = list(self.model.parameters())
+        weights: list[Tensor] = list(model.parameters())
+        # One launch for many tensors on a GPU.
+        torch._foreach_lerp_(averages, weights, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
         for mine, current in zip(batch_norms(self.model), batch_norms(model), strict=True):
             for statistic, now in zip(mine.buffers(), current.buffers(), strict=True):
                 statistic.copy_(now)

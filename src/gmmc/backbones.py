@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from gmmc.config import ModelConfig
@@ -103,6 +104,11 @@ def build_backbone(cfg: ModelConfig, shape: Shape) -> nn.Module:
     raise InputError(
         f"model.backbone must be 'small_cnn' or 'wrn-DEPTH-WIDTH' (wrn-28-10), got {cfg.backbone!r}"
     )
+
+
+def layout(device: torch.device) -> torch.memory_format:
+    """The order of pixels and channels in memory that convolutions are fastest with (docs/log.md)."""
+    return torch.channels_last if device.type == "cuda" else torch.contiguous_format
 
 
 # --- batch statistics ---

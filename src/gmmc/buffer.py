@@ -1,13 +1,25 @@
 """The replay buffer B of Algorithm 1: unfinished chains (x′, y′) that training goes on with."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gmmc.core import labels_at
 from gmmc.errors import InputError
-from gmmc.sampling import BatchNoise
+from gmmc.pixels import Shape
+from gmmc.placement import OnDevice, Table
+from gmmc.sampling import BatchNoise, Noise
+
+
+class Start(Protocol):
+    """Where chains begin: x′_0 for each label."""
+
+    shape: Shape
+
+    def __call__(self, labels: Tensor, noise: Noise) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -19,29 +31,46 @@ class Drawn:
 
 
 class ReplayBuffer:
-    """Chains on the training device, with how often each was moved and the energy it had then.
+    """Chains, with how often each was moved and the energy it had then.
 
     Pixels are stored as float16: its rounding (1e-4) is well under a late sampler step, that of uint8 is not.
+    `place` says where they lie, by default on the training device; all else is there anyway. Wherever they
+    lie, the results are the same, with one exception: a table in host memory is filled, and its chains are
+    started anew, ROWS_AT_ONCE at a time, so that of a larger one the noise at the start is another.
     """
 
     def __init__(
         self,
         size: int,
-        start: nn.Module,
+        start: Start,
         priors: Tensor,
         *,
         reinit: float,
         generator: torch.Generator,
+        place: Callable[[Tensor], Table] | None = None,
     ):
         self.start, self.priors, self.reinit = start, priors, reinit
         self.device = priors.device
         self.labels = slot_labels(size, priors)
-        self.images = start(self.labels, BatchNoise(size, generator)).half()
         self.visits = torch.zeros(size, dtype=torch.int32, device=self.device)
         self.energies = torch.zeros(size, device=self.device)
+        unfilled = torch.empty(size, *start.shape, dtype=torch.float16, device="meta")
+        self._table = place(unfilled) if place else OnDevice(unfilled, self.device)
+        for slots, fresh in self._fresh(generator):
+            self._table.put(slots, fresh)
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.labels)
+
+    @property
+    def images(self) -> Tensor:
+        """All chains, where they lie."""
+        return self._table.tensor
+
+    def _fresh(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Slots, and a new chain for each; all at once, or as many as the device has room for."""
+        for slots in torch.arange(len(self), device=self.device).split(self._table.at_once):
+            yield slots, self.start(self.labels[slots], BatchNoise(len(slots), generator)).half()
 
     def draw(self, count: int, generator: torch.Generator, labels: Tensor | None = None) -> Drawn:
         """Distinct slots, of the given labels if any; with probability ρ a chain starts anew."""
@@ -53,7 +82,7 @@ class ReplayBuffer:
         old_y = self.labels[slots]
         fresh_y = labels_at(noise.uniform(), self.priors) if labels is None else labels
         y = torch.where(anew, fresh_y, old_y)
-        x = torch.where(anew[:, None, None, None], self.start(y, noise), self.images[slots].float())
+        x = torch.where(anew[:, None, None, None], self.start(y, noise), self._table.take(slots).float())
         return Drawn(slots, x, y, self.visits[slots].masked_fill(anew, 0))
 
     def _slots_at_random(self, count: int, generator: torch.Generator) -> Tensor:
@@ -75,7 +104,7 @@ class ReplayBuffer:
 
     def put(self, drawn: Drawn, images: Tensor, energies: Tensor) -> None:
         """Chains moved once more come back to their slots."""
-        self.images[drawn.slots] = images.half()
+        self._table.put(drawn.slots, images.half())
         self.labels[drawn.slots] = drawn.labels
         self.visits[drawn.slots] = drawn.visits + 1
         self.energies[drawn.slots] = energies.float()
@@ -90,8 +119,9 @@ class ReplayBuffer:
         return self.beyond(limit) & ~(self.energies < mean)
 
     def start_anew(self, chosen: Tensor, generator: torch.Generator) -> None:
-        fresh = self.start(self.labels, BatchNoise(len(self), generator)).half()
-        self.images.copy_(torch.where(chosen[:, None, None, None], fresh, self.images))
+        for slots, fresh in self._fresh(generator):
+            mine = chosen[slots]
+            self._table.put(slots[mine], fresh[mine])
         self.visits.masked_fill_(chosen, 0)
         self.energies.masked_fill_(chosen, 0)
 

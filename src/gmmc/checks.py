@@ -5,12 +5,14 @@ import torch
 from gmmc.buffer import check_quotas
 from gmmc.config import Config
 from gmmc.data import Dataset
+from gmmc.engine import choose
 from gmmc.errors import InputError
-from gmmc.models import Classifier
+from gmmc.models import Classifier, pick_device
 
 
 def check(cfg: Config, data: Dataset, processes: int) -> None:
     """Refuse a recipe that these data or so many processes do not allow."""
+    choose(cfg.train.engine, pick_device(cfg.train.device), compile=False)
     smallest_side = min(data.shape[1:])
     for name in ("discriminative", "generative", "contrast"):
         shift = getattr(cfg, name).shift

@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
-from gmmc import core, health, provenance
+from gmmc import core, engine, health, provenance
 from gmmc.averaging import Average
-from gmmc.backbones import batch_norms, frozen_statistics, has_live_statistics
+from gmmc.backbones import batch_norms, frozen_statistics, has_live_statistics, layout
 from gmmc.buffer import Drawn, ReplayBuffer
-from gmmc.config import Config, PhaseConfig
+from gmmc.config import Config
 from gmmc.data import Dataset
 from gmmc.data.augment import augment
+from gmmc.engine import COMPILE_FROM_STEPS, COMPILE_FROM_UPDATES, FastMover
 from gmmc.errors import Diverged, InputError
 from gmmc.models import Classifier
-from gmmc.objectives import Loss
 from gmmc.pixels import to_signed
+from gmmc.placement import Room
 from gmmc.randomness import derived_seed, generator
 from gmmc.runs import State
-from gmmc.sampling import SAMPLERS, BatchNoise, descend
+from gmmc.sampling import SAMPLERS, BatchNoise, PlainMover, descend
 from gmmc.schedule import Moment, Plan
 from gmmc.starts import GaussianStart
+from gmmc.updating import Updater
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
 class Learner:
@@ -55,13 +55,14 @@ class Learner:
         self.seconds = 0.0
         self._clock = time.monotonic()
 
-        self.images = data.train.images.to(self.device)
+        self.room = Room(self.device, cfg.train.memory)
+        self.images = self.room.place(data.train.images)
         self.labels = data.train.labels.to(self.device)
         self.model = self._new_model()
-        self.objective = Loss(self.model, cfg)
-        self.loss = fabric.setup_module(self.objective)
         self.average = Average(self.model, cfg.train.ema) if cfg.train.ema else None
-        self.optimizer = self._new_optimizer(self.plan.at(0).phase)
+        self.updater = Updater(self.model, cfg, fabric, self._engine(self.plan.total, COMPILE_FROM_UPDATES))
+        self.updater.begin(self.plan.at(0).phase)
+        self.mover = self._new_mover()
         self.meter = health.Meter(self.device)
         self.buffer = self._new_buffer() if cfg.samples else None
 
@@ -71,21 +72,30 @@ class Learner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(self.seed, "weights"))
             model = Classifier(cfg, data.shape, data.class_names, priors).to(self.device)
+        model.backbone.to(memory_format=layout(self.device))  # pyright: ignore[reportCallIssue]
         if isinstance(model.start, GaussianStart):
             model.start.fit(data.train)
         return model
 
-    def _new_optimizer(self, phase: PhaseConfig) -> torch.optim.Optimizer:
-        nesterov = {"momentum": phase.momentum, "nesterov": True} if phase.optimizer == "sgd" else {}
-        return OPTIMIZERS[phase.optimizer](self.model.parameters(), lr=phase.lr, **nesterov)
+    def _engine(self, calls: int, compile_from: int) -> engine.Engine:
+        return engine.choose(self.cfg.train.engine, self.device, compile=calls >= compile_from)
+
+    def _new_mover(self) -> PlainMover | FastMover:
+        steps = (self.plan.total - self.plan.discriminative) * self.cfg.sampler.steps
+        way = self._engine(steps, COMPILE_FROM_STEPS)
+        return engine.mover(self.model.backbone, way, self.precision)
+
+    @property
+    def precision(self) -> str:
+        return engine.resolve_precision(self.cfg.train.precision, self.device)
 
     def _new_buffer(self) -> ReplayBuffer:
         cfg = self.cfg.buffer
         source = self.source("buffer")
         size = cfg.size // self.fabric.world_size
-        return ReplayBuffer(
-            size, self.model.start, self.model.head.priors, reinit=cfg.reinit, generator=source
-        )
+        place = functools.partial(self.room.place, what="chains")
+        start, priors = self.model.start, self.model.head.priors
+        return ReplayBuffer(size, start, priors, reinit=cfg.reinit, generator=source, place=place)
 
     def source(self, *key: int | str) -> torch.Generator:
         """Randomness of this process alone."""
@@ -104,23 +114,14 @@ class Learner:
         if now.beta > 0:
             drawn = self._draw(real[1])
             sampled = self.move(drawn, self.pace["alpha"]), drawn.labels
-        loss, real_energies, sampled_energies, correct = self.loss(real, contrast, sampled, beta)
-
-        self.optimizer.zero_grad()
-        self.fabric.backward(loss)
-        parameters = list(self.model.parameters())
-        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if self.cfg.train.clip:
-            clip_grads_with_norm_(parameters, self.cfg.train.clip, norm)
-        self.optimizer.step()
-
-        if drawn is not None and sampled is not None:
+        outcome, norm = self.updater(real, contrast, sampled, beta)
+        if drawn is not None and sampled is not None and outcome.sampled is not None:
             assert self.buffer is not None
-            self.buffer.put(drawn, sampled[0], sampled_energies)
+            self.buffer.put(drawn, sampled[0], outcome.sampled)
         self._share_statistics()
         if self.average:
             self.average.update(self.model, self.step)
-        self.meter.add(real_energies, sampled_energies, correct, norm, limit=self.objective.limit)
+        self.meter.add(outcome.real, outcome.sampled, outcome.correct, norm, limit=self.updater.loss.limit)
         self.step += 1
 
     def _share_statistics(self) -> None:
@@ -134,14 +135,8 @@ class Learner:
 
     def _prepare(self, now: Moment) -> None:
         """The optimiser and the batch norm of this moment."""
-        if not isinstance(self.optimizer, OPTIMIZERS[now.phase.optimizer]):
-            self.optimizer = self._new_optimizer(now.phase)
-        for group in self.optimizer.param_groups:
-            group["lr"] = now.lr * self.pace["lr"]
-            group["weight_decay"] = now.phase.weight_decay
-            if "momentum" in group:
-                group["momentum"] = now.phase.momentum
-        self.objective.limit = health.bound(self.cfg) if self.capped else math.inf
+        limit = health.bound(self.cfg) if self.capped else math.inf
+        self.updater.prepare(now, pace=self.pace["lr"], limit=limit)
         self.model.train()
         if self.cfg.model.norm == "batch_then_frozen" and now.phase_name == "generative":
             for norm in batch_norms(self.model):
@@ -153,18 +148,19 @@ class Learner:
         Batches go through the epoch's order; what does not fill a last one waits for another epoch. Every
         process augments all rows: then they do not depend on the number of processes.
         """
-        order = epoch_order(len(self.images), self.seed, now.epoch, self.device)
+        order = epoch_order(len(self.images), self.seed, now.epoch, self.images.index_device)
         first = (self.step % self.plan.steps_per_epoch) * self.batch_size
         index = order[first : first + self.batch_size]
         mine = slice(self.fabric.global_rank * self.share, (self.fabric.global_rank + 1) * self.share)
-        clean = to_signed(self.images[index])
+        clean = to_signed(self.images.take(index))
         source = generator(self.seed, "augment", self.step, device=self.device)
         x = augment(clean, now.phase, source)[mine]
         contrast = None
         if now.beta > 0 and self.cfg.objective.name != "gmmc":
             source = generator(self.seed, "contrast", self.step, device=self.device)
             contrast = augment(clean, self.cfg.contrast, source)[mine]
-        return (x, self.labels[index][mine]), contrast
+        labels = self.labels[index.to(self.device, non_blocking=True)]
+        return (x, labels[mine]), contrast
 
     def _draw(self, real_labels: Tensor) -> Drawn:
         assert self.buffer is not None
@@ -176,8 +172,11 @@ class Learner:
         noise = BatchNoise(self.share, self.source("targets", self.step))
         sampler = dataclasses.replace(self.cfg.sampler, alpha=self.cfg.sampler.alpha * pace)
         walk = SAMPLERS[sampler.name](self.model.chains(drawn.labels, noise), sampler)
+        if isinstance(self.mover, FastMover):
+            self.mover.refresh()
+            return descend(self.mover, walk, drawn.images, steps=sampler.steps)
         with self.fabric.autocast(), frozen_statistics(self.model.backbone):
-            return descend(walk, drawn.images, steps=sampler.steps)
+            return descend(self.mover, walk, drawn.images, steps=sampler.steps)
 
     # --- health ---
 
@@ -247,7 +246,8 @@ class Learner:
             "weights": "average" if self.average else "last",
             "rollbacks": self.rollbacks,
             "processes": self.fabric.world_size,
-            "precision": self.cfg.train.precision,
+            "precision": self.precision,
+            "engine": self.updater.engine.name,
             "data_sha256": self.data.fingerprint,
             "commit": provenance.commit(),
         }
@@ -260,8 +260,8 @@ class Learner:
     def estimate_gamma2(self, model: Classifier) -> float:
         """γ² over the training images, as they are (section 3.1)."""
         energies = [
-            model.head.unit_energy(model.backbone(to_signed(x)), y)
-            for x, y in zip(self.images.split(256), self.labels.split(256), strict=True)
+            model.head.unit_energy(model.backbone(to_signed(x.to(self.device))), y)
+            for x, y in zip(self.images.tensor.split(256), self.labels.split(256), strict=True)
         ]
         gamma2 = core.estimate_gamma2(torch.cat(energies), model.dim)
         if not 0 < gamma2 < math.inf:
@@ -282,7 +282,7 @@ class Learner:
         if self.average:
             average = self.average.model.state_dict()
             tensors |= {f"average.{name}": tensor for name, tensor in average.items()}
-        for index, slots in self.optimizer.state_dict()["state"].items():
+        for index, slots in self.updater.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{k}": v for k, v in slots.items() if v is not None}
         shard = {f"buffer.{k}": v for k, v in self.buffer.state_dict().items()} if self.buffer else {}
         # Only between two lines are the sums not zero, and only a single process is interrupted there.
@@ -310,12 +310,12 @@ class Learner:
         self.model.load_state_dict(_part(state.tensors, "model"))
         if self.average:
             self.average.model.load_state_dict(_part(state.tensors, "average"))
-        self.optimizer = self._new_optimizer(self.plan.at(max(0, self.step - 1)).phase)
-        optimizer = self.optimizer.state_dict()
+        self.updater.begin(self.plan.at(max(0, self.step - 1)).phase)
+        optimizer = self.updater.optimizer.state_dict()
         for key, tensor in _part(state.tensors, "optimizer").items():
             index, name = key.split(".")
             optimizer["state"].setdefault(int(index), {})[name] = tensor.clone()
-        self.optimizer.load_state_dict(optimizer)
+        self.updater.optimizer.load_state_dict(optimizer)
         if self.buffer:
             self.buffer.load_state_dict(_part(state.shard, "buffer"))
         self.meter.sums.copy_(state.tensors["meter.sums"])

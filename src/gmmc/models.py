@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gmmc import core
+from gmmc import core, engine
 from gmmc.abstention import Answer, Reference
 from gmmc.backbones import build_backbone, frozen_statistics
 from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.heads import HEADS
 from gmmc.pixels import Shape, as_batch, to_signed, to_unit
-from gmmc.sampling import BOX, SAMPLERS, Chains, Noise, SeededNoise, descend
+from gmmc.sampling import BOX, SAMPLERS, Chains, Mover, Noise, SeededNoise, descend
 from gmmc.scores import (
     Tempered,
     batched,
@@ -168,8 +168,10 @@ class Classifier(nn.Module):
         if not self.can_sample:
             raise InputError("a softmax classifier trained without samples cannot draw: it has no means")
         images = []
-        for first, count, padded in self._blocks(y):
-            images.append(self._chains(padded, seed + first, steps)[:count])
+        blocks = list(self._blocks(y))
+        move = self._mover(steps * len(blocks))
+        for first, count, padded in blocks:
+            images.append(self._chains(move, padded, seed + first, steps)[:count])
             if on_progress:
                 on_progress(first + count)
         return torch.cat(images) if images else torch.empty(0, *self.shape, device=self.device)
@@ -186,14 +188,16 @@ class Classifier(nn.Module):
         if not frames or min(frames) < 0:
             raise InputError(f"frames must be numbers of steps, at least 0, got {list(frames)}")
         parts = []
-        for first, count, padded in self._blocks(self.label_tensor(labels, len(labels))):
+        blocks = list(self._blocks(self.label_tensor(labels, len(labels))))
+        move = self._mover(max(frames) * len(blocks))
+        for first, count, padded in blocks:
             seen: dict[int, Tensor] = {}
 
             def keep(step: int, x: Tensor, seen: dict[int, Tensor] = seen) -> None:
                 if step in frames:
                     seen[step] = to_unit(x.clamp(*BOX))
 
-            self._chains(padded, seed + first, max(frames), keep)
+            self._chains(move, padded, seed + first, max(frames), keep)
             parts.append(torch.stack([seen[step] for step in frames])[:, :count])
         return torch.cat(parts, 1)
 
@@ -204,8 +208,25 @@ class Classifier(nn.Module):
             part = labels[first : first + size]
             yield first, len(part), torch.cat([part, part[-1:].expand(size - len(part))])
 
+    def _mover(self, steps: int) -> Mover:
+        """The fastest way to make so many steps here."""
+        return engine.mover(self.backbone, self.sampling_engine(steps), self.sampling_precision)
+
+    def sampling_engine(self, steps: int) -> engine.Engine:
+        """How `sample` makes so many steps on this device."""
+        pays = steps >= engine.COMPILE_FROM_STEPS
+        asked = self.cfg.train.engine if self.device.type == "cuda" else "auto"
+        return engine.choose(asked, self.device, compile=pays)
+
+    @property
+    def sampling_precision(self) -> str:
+        if not self.sampling_engine(0).graph:
+            return "fp32"
+        return engine.resolve_precision(self.cfg.train.precision, self.device)
+
     def _chains(
         self,
+        move: Mover,
         labels: Tensor,
         first_seed: int,
         steps: int,
@@ -218,15 +239,15 @@ class Classifier(nn.Module):
             on_step(0, x)
         walk = SAMPLERS[self.cfg.sampler.name](self.chains(labels, noise), self.cfg.sampler)
         with frozen_statistics(self.backbone):
-            return to_unit(descend(walk, x, steps=steps, on_step=on_step).clamp(*BOX))
+            return to_unit(descend(move, walk, x, steps=steps, on_step=on_step).clamp(*BOX))
 
     def chains(self, labels: Tensor, noise: Noise) -> Chains:
         """What a sampler needs to know to move chains towards these classes."""
         means = self.head.means
         return Chains(
-            features=self.backbone,
-            energy=lambda x: self.head.unit_energy(self.backbone(x), labels),
+            labels=labels,
             means=None if means is None else means.detach()[labels],
+            energy=self.head.unit_energy,
             noise=noise,
         )
 

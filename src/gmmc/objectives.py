@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from gmmc.backbones import has_live_statistics, unrecorded_statistics
+from gmmc.backbones import has_live_statistics, layout, unrecorded_statistics
 from gmmc.config import Config, ObjectiveConfig
 from gmmc.heads import Head
 from gmmc.models import Classifier
@@ -49,7 +50,7 @@ class Terms:
     sampled: Tensor | None  # h(E(x′, y′)); None where β = 0
 
 
-def gmmc(terms: Terms, cfg: ObjectiveConfig, beta: float) -> Tensor:
+def gmmc(terms: Terms, cfg: ObjectiveConfig, beta: float | Tensor) -> Tensor:
     """mean E(x, y) − β·mean h(E(x′, y′)): with raw h the gradient of Eq. 5 at β = 0, of Eq. 7 above.
 
     The paper divides both by γ², a constant that Adam cancels; α, defined on the unit energy, is where the
@@ -59,12 +60,12 @@ def gmmc(terms: Terms, cfg: ObjectiveConfig, beta: float) -> Tensor:
     return loss if terms.sampled is None else loss - beta * terms.sampled.mean()
 
 
-def split(terms: Terms, cfg: ObjectiveConfig, beta: float) -> Tensor:
+def split(terms: Terms, cfg: ObjectiveConfig, beta: float | Tensor) -> Tensor:
     """(1 − β)·E(x, y) + β·[E(x_contrast, y) − h(E(x′, y′))]: gmmc with two ways to augment."""
     return (1 - beta) * terms.real.mean() + beta * _difference(terms)
 
 
-def balanced(terms: Terms, cfg: ObjectiveConfig, beta: float) -> Tensor:
+def balanced(terms: Terms, cfg: ObjectiveConfig, beta: float | Tensor) -> Tensor:
     """CE(x, y) + anchor·E(x, y) + β·[E(x_contrast, y) − h(E(x′, y′))]; a linear head has no anchor.
 
     The class part moves p(y|x) only, and real and sampled energies weigh the same: the density is at rest
@@ -82,7 +83,7 @@ def _difference(terms: Terms) -> Tensor | float:
     return terms.contrast.mean() - terms.sampled.mean()
 
 
-OBJECTIVES: dict[str, Callable[[Terms, ObjectiveConfig, float], Tensor]] = {
+OBJECTIVES: dict[str, Callable[[Terms, ObjectiveConfig, float | Tensor], Tensor]] = {
     "gmmc": gmmc,
     "split": split,
     "balanced": balanced,
@@ -94,23 +95,35 @@ OBJECTIVES: dict[str, Callable[[Terms, ObjectiveConfig, float], Tensor]] = {
 Pair = tuple[Tensor, Tensor]  # images and labels
 
 
-class Loss(nn.Module):
-    """One update's forward pass: the module whose gradients the processes of a training share."""
+class Outcome(NamedTuple):
+    """Of each image, for the record: without gradients."""
+
+    real: Tensor  # unit energies
+    sampled: Tensor | None
+    correct: Tensor  # whether a real image is assigned its class
+
+
+class Loss:
+    """One update's forward pass."""
 
     def __init__(self, model: Classifier, cfg: Config):
-        super().__init__()
         self.backbone, self.head = model.backbone, model.head
         self.cfg = cfg.objective
+        self.layout = layout(model.device)
         self.limit = math.inf  # beyond it a sampled energy is not pushed at all; set by a rollback
 
-    def forward(self, real: Pair, contrast: Tensor | None, sampled: Pair | None, beta: float):
-        """(loss, real unit energies, sampled ones or None, whether each real image is assigned its class).
-
-        The energies and verdicts are per sample, for the record: without gradients.
-        """
+    def __call__(
+        self,
+        real: Pair,
+        contrast: Tensor | None,
+        sampled: Pair | None,
+        beta: float | Tensor,
+        network: Callable[[Tensor], Tensor] | None = None,
+    ) -> tuple[Tensor, Outcome]:
+        """`network`: the backbone in another form, if not as it is."""
         x, y = real
         parts = [x] + ([] if contrast is None else [contrast]) + ([] if sampled is None else [sampled[0]])
-        features = self.features(parts, last_is_sampled=sampled is not None)
+        features = self.features(network or self.backbone, parts, last_is_sampled=sampled is not None)
         energy = self.head.unit_energy
         sampled_energies = None if sampled is None else energy(features[-1], sampled[1])
         terms = Terms(
@@ -124,18 +137,21 @@ class Loss(nn.Module):
         loss = OBJECTIVES[self.cfg.name](terms, self.cfg, beta)
         correct = self.head(features[0].detach()).argmax(-1) == y
         record = None if sampled_energies is None else sampled_energies.detach()
-        return loss, terms.real.detach(), record, correct
+        return loss, Outcome(terms.real.detach(), record, correct)
 
     def shaped(self, energies: Tensor) -> Tensor:
         return SHAPES[self.cfg.shape](cap(energies, self.limit), self.cfg.bound)
 
-    def features(self, parts: list[Tensor], *, last_is_sampled: bool) -> list[Tensor]:
+    def features(
+        self, network: Callable[[Tensor], Tensor], parts: list[Tensor], *, last_is_sampled: bool
+    ) -> list[Tensor]:
         """One pass for all parts; with live batch statistics one each, and those of samples go unrecorded."""
+        parts = [part.contiguous(memory_format=self.layout) for part in parts]
         if not has_live_statistics(self.backbone):
-            return list(self.backbone(torch.cat(parts)).split([len(part) for part in parts]))
+            return list(network(torch.cat(parts)).split([len(part) for part in parts]))
         real = parts[:-1] if last_is_sampled else parts
-        features = [self.backbone(part) for part in real]
+        features = [network(part) for part in real]
         if last_is_sampled:
             with unrecorded_statistics(self.backbone):
-                features.append(self.backbone(parts[-1]))
+                features.append(network(parts[-1]))
         return features

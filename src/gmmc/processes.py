@@ -7,10 +7,10 @@ import logging
 import os
 import threading
 import time
-import warnings
 from typing import TYPE_CHECKING
 
 from gmmc.config import TrainConfig
+from gmmc.engine import resolve_precision
 from gmmc.errors import InputError
 from gmmc.models import pick_device
 from gmmc.ranks import expect_others, started_by_torchrun
@@ -34,8 +34,6 @@ def build_fabric(cfg: TrainConfig) -> "Fabric":
     if several and os.environ.get("LOCAL_RANK", "0") != "0" and not started_by_torchrun():
         end_with(os.getppid())
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its advice and its banners
-    # Of a convolution with one input channel; a copy of a few numbers.
-    warnings.filterwarnings("ignore", message="(?s)Grad strides do not match bucket view strides")
     if device.index is not None and devices > 1:
         raise InputError(f"train.device={cfg.device} is one device, got train.devices={devices}")
     _check_present(device.type, devices)
@@ -44,7 +42,7 @@ def build_fabric(cfg: TrainConfig) -> "Fabric":
         devices=[device.index] if device.index is not None else devices,
         num_nodes=nodes,
         strategy="ddp" if several else "auto",
-        precision="bf16-mixed" if cfg.precision == "bf16" else "32-true",
+        precision="bf16-mixed" if resolve_precision(cfg.precision, device) == "bf16" else "32-true",
     )
 
 

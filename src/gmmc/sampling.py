@@ -25,52 +25,85 @@ class Noise(Protocol):
 class Chains:
     """What a sampler may know of the chains it moves."""
 
-    features: Callable[[Tensor], Tensor]  # φ
-    energy: Callable[[Tensor], Tensor]  # unit energies E(x′, y′), (B,)
+    labels: Tensor  # y′
     means: Tensor | None  # μ_y′, where the head has means
+    energy: Callable[[Tensor, Tensor], Tensor]  # (φ(x′), y′) → unit energies (B,)
     noise: Noise
 
 
 @dataclass(frozen=True)
 class Walk:
-    """How chains move: x_{t+1} = clamp(x_t − α(t) ∂E/∂x + noise(x, t))."""
+    """How chains move: x_{t+1} = clamp(x_t − α(t) ∂E(φ(x_t), goal(t))/∂x + noise(x_t, t))."""
 
-    energy_at: Callable[[Tensor, int], Tensor]  # (images, step t) → energies (B,)
+    energy: Callable[[Tensor, Tensor], Tensor]  # (features, goal) → energies (B,)
+    goal: Callable[[int], Tensor]  # of step t: one row per chain
     alpha: Callable[[int], float]
     noise: Callable[[Tensor, int], Tensor] | None = None
     bounds: tuple[float, float] | None = BOX
 
 
-def descend(
-    walk: Walk, x: Tensor, *, steps: int, on_step: Callable[[int, Tensor], None] | None = None
-) -> Tensor:
-    """Eq. 8 and Eq. 10; with noise, Eq. 3.
+class Mover(Protocol):
+    """Computes one step. What it returns may be memory that its next step overwrites."""
 
-    The gradient is of the *summed* energy: a chain does not feel the size of its batch. `on_step` is shown
-    the chains after each step.
-    """
-    for t in range(steps):
+    def __call__(self, walk: Walk, x: Tensor, goal: Tensor, alpha: float, noise: Tensor | None) -> Tensor: ...
+
+
+class PlainMover:
+    """The step as it is written; the reference for any faster way."""
+
+    def __init__(self, features: Callable[[Tensor], Tensor]):
+        self.features = features
+
+    def __call__(self, walk: Walk, x: Tensor, goal: Tensor, alpha: float, noise: Tensor | None) -> Tensor:
+        return stepped(x, self.gradient(walk, x, goal), alpha, noise, walk.bounds)
+
+    def gradient(self, walk: Walk, x: Tensor, goal: Tensor) -> Tensor:
+        """Of the *summed* energy: a chain does not feel the size of its batch."""
         x = x.detach().requires_grad_(True)
-        (grad,) = torch.autograd.grad(walk.energy_at(x, t).sum(), x)
-        x = x.detach() - walk.alpha(t) * grad
-        if walk.noise is not None:
-            x = x + walk.noise(x, t)
-        if walk.bounds is not None:
-            x = x.clamp(*walk.bounds)
+        (gradient,) = torch.autograd.grad(walk.energy(self.features(x), goal).sum(), x)
+        return gradient
+
+
+def stepped(
+    x: Tensor,
+    gradient: Tensor,
+    alpha: float | Tensor,
+    noise: Tensor | None,
+    bounds: tuple[float, float] | None,
+) -> Tensor:
+    x = x.detach() - alpha * gradient
+    if noise is not None:
+        x = x + noise
+    return x if bounds is None else x.clamp(*bounds)
+
+
+def descend(
+    move: Mover,
+    walk: Walk,
+    x: Tensor,
+    *,
+    steps: int,
+    on_step: Callable[[int, Tensor], None] | None = None,
+) -> Tensor:
+    """Eq. 8 and Eq. 10; with noise, Eq. 3. `on_step` is shown the chains after each step."""
+    for t in range(steps):
+        goal = walk.goal(t)
+        noise = None if walk.noise is None else walk.noise(x, t)
+        x = move(walk, x, goal, walk.alpha(t), noise)
         if on_step is not None:
-            on_step(t + 1, x.detach())
-    return x.detach()
+            on_step(t + 1, x)
+    return x.clone()
 
 
 def staged(chains: Chains, cfg: SamplerConfig) -> Walk:
     """½‖φ(x′) − z‖² with z ~ N(μ_y′, target_std²·I) drawn once per chain (Eq. 8)."""
     target = _around(chains, cfg)
-    return Walk(lambda x, t: unit_energy(chains.features(x), target), lambda t: cfg.alpha)
+    return Walk(unit_energy, lambda t: target, lambda t: cfg.alpha)
 
 
 def noise_injected(chains: Chains, cfg: SamplerConfig) -> Walk:
     """½‖φ(x′) − μ_y′ − target_std·z‖² with z drawn anew at each step (Eq. 9–10)."""
-    return Walk(lambda x, t: unit_energy(chains.features(x), _around(chains, cfg)), lambda t: cfg.alpha)
+    return Walk(unit_energy, lambda t: _around(chains, cfg), lambda t: cfg.alpha)
 
 
 def sgld(chains: Chains, cfg: SamplerConfig) -> Walk:
@@ -84,7 +117,8 @@ def sgld(chains: Chains, cfg: SamplerConfig) -> Walk:
         return cfg.alpha * (1 + t) ** -cfg.power
 
     return Walk(
-        lambda x, t: chains.energy(x),
+        chains.energy,
+        lambda t: chains.labels,
         lambda t: alpha(t) / 2,
         lambda x, t: alpha(t) ** 0.5 * chains.noise.normal(*x.shape[1:]),
         bounds=None,
@@ -94,7 +128,8 @@ def sgld(chains: Chains, cfg: SamplerConfig) -> Walk:
 def sgld_jem(chains: Chains, cfg: SamplerConfig) -> Walk:
     """x − α ∂E/∂x + noise·N(0, I), pixels unbounded: what JEM's code runs, with α = 1 and noise 0.01."""
     return Walk(
-        lambda x, t: chains.energy(x),
+        chains.energy,
+        lambda t: chains.labels,
         lambda t: cfg.alpha,
         lambda x, t: cfg.noise * chains.noise.normal(*x.shape[1:]),
         bounds=None,
@@ -141,10 +176,16 @@ class SeededNoise:
         self._device = device
 
     def uniform(self, *size: int) -> Tensor:
-        return torch.stack([torch.rand(size, generator=source) for source in self._sources]).to(self._device)
+        return self._sent([torch.rand(size, generator=source) for source in self._sources])
 
     def normal(self, *size: int) -> Tensor:
-        return torch.stack([torch.randn(size, generator=source) for source in self._sources]).to(self._device)
+        return self._sent([torch.randn(size, generator=source) for source in self._sources])
+
+    def _sent(self, shares: list[Tensor]) -> Tensor:
+        numbers = torch.stack(shares)
+        if self._device.type == "cuda":
+            numbers = numbers.pin_memory()  # else the host would wait for the device
+        return numbers.to(self._device, non_blocking=True)
 
     @staticmethod
     def quantiles_of(seeds: Sequence[int]) -> Tensor:

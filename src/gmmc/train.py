@@ -116,8 +116,8 @@ class Loop:
         """From the newest state, or from the first."""
         learner, folder = self.learner, self.folder
         self.trouble_at, self.failed = -1, 0  # where training was rolled back, and how often in vain
-        for complaint in complaints:
-            self.bar.say(complaint)
+        for line in [*complaints, *learner.room.notes]:
+            self.bar.say(line)
         if state:
             learner.restore(state)
             self.trouble_at, self.failed = state.info["trouble_at"], state.info["failed"]
