@@ -198,6 +198,36 @@ def predict(
     printing.print_predictions(rows)
 
 
+@app.command(epilog=example("gmmc bench --preset full --out runs/bench && gmmc report runs/bench"))
+def bench(
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="default (WRN-28-10 and WRN-28-4, 3 minutes on an H200), full (widths 2, 4, 10 and batches "
+            "64 to 512), cpu (small networks, a minute), or auto: default on a GPU, else cpu."
+        ),
+    ] = "auto",
+    out: Annotated[Path, typer.Option(help="The folder for results.json.")] = Path("runs/bench"),
+    device: Device = "auto",
+) -> None:
+    """Measure the speed of sampling and training on this machine.
+
+    Against a plain loop, written as public implementations are, in the same run; with the share of the rate
+    of a large matrix product. On a CPU also which threads, layout and precision are best.
+    """
+    from gmmc.bench.summary import table, variant_table
+    from gmmc.commands import run_bench
+
+    result = run_bench(preset, out, device)
+    printing.print_table(*table(result.values), words=3)
+    for name, rows in result.curves.get("variants", {}).items():
+        print(f"\n{name}: one plain sampling step, fastest first")
+        printing.print_table(*variant_table(rows), words=3, indent="  ")
+    for flag in result.flags:
+        print(f"! {flag}")
+    print(f"\nAll of it: {out / 'results.json'}   to look at: gmmc report {out}")
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Every failure a user can cause ends in one line on standard error: exit status 2, 1 or 130."""
     if arguments is None:

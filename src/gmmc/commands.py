@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
+from gmmc import bench, evaluations, pictures, runs
 from gmmc import data as data_sources
-from gmmc import evaluations, pictures, runs
 from gmmc.atomic import write_atomic
 from gmmc.data import Dataset
 from gmmc.data.files import read_image
 from gmmc.errors import InputError
 from gmmc.evaluations import Result
-from gmmc.models import Classifier
+from gmmc.models import Classifier, pick_device
 from gmmc.progress import Progress
 
 
@@ -131,6 +131,20 @@ def predict_files(
         }
         for path, name, fact in zip(paths, names, facts, strict=True)
     ]
+
+
+def run_bench(preset: str, out: Path, device: str) -> Result:
+    """Measure speed on this machine. All that is known so far is in results.json after every part."""
+    place = pick_device(device)
+    chosen = bench.choose_preset(preset, place.type)
+    make_folder(out)
+    folder = runs.RunFolder(out)
+    folder.results()  # refuse a damaged file before the work
+    result = None
+    for result in bench.run_bench(chosen, place):
+        folder.save_results({"bench": result.entry()})
+    assert result is not None  # there is always the matrix product
+    return result
 
 
 def class_index(model: Classifier, name: str) -> int:

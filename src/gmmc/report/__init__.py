@@ -69,6 +69,7 @@ def render(runs: list[Run]) -> str:
         version=__version__,
         commits=list(dict.fromkeys(short_commit(commit) for run in runs for commit in run.commits)),
         sections=build_sections(runs),
+        evaluated=any(run.results for run in runs),
     )
 
 
@@ -88,6 +89,7 @@ def build_sections(runs: list[Run]) -> list[Section]:
                     f"the entry {name!r} in {places} cannot be shown ({why}); evaluate it again"
                 ) from None
         bar.update(len(names), "training")
-        built.append(training(runs))
+        trained = [run for run in runs if run.state != "measured"]
+        built += [training(trained)] if trained else []
         bar.update(len(names) + 1)
     return [headline(runs), *built]

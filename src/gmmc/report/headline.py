@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gmmc.report import published, sections
+from gmmc.report import published, sections, speed
 from gmmc.report.numbers import MISSING, duration, plain, printed
 from gmmc.report.ood import SETS, TEMPERATURES, Places
 from gmmc.report.parts import NOT_OURS, Cell, Group, Line, Section, Table, cells, flags
@@ -59,6 +59,7 @@ GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
             Wanted("FID", "fid", "fid", ("hybrid",)),
         ),
     ),
+    "bench": ("Speed, as a multiple of a plain loop’s on the same machine", ()),  # likewise per network
     "latent": ("Features", (Wanted("accuracy of nearest neighbours", "knn_accuracy"),)),
 }
 
@@ -81,7 +82,8 @@ def headline(runs: Sequence[Run]) -> Section:
 
 
 def any_intervals(runs: Sequence[Run]) -> bool:
-    return any(entry.intervals for run in runs for entry in run.results.values())
+    """Those of a benchmark are ranges."""
+    return any(entry.intervals for run in runs for name, entry in run.results.items() if name != "bench")
 
 
 def published_rows(runs: Sequence[Run]) -> list[published.Row]:
@@ -99,6 +101,8 @@ def common_data(runs: Sequence[Run]) -> str:
 
 
 def lines_of(name: str, runs: Sequence[Run]) -> Sequence[Wanted]:
+    if name == "bench":
+        return [Wanted(speed.described(place), f"{place}/ratio") for place in speed.iterations(runs)]
     if name != "ood":
         return GROUPS[name][1]
     places = Places(runs)
@@ -150,6 +154,8 @@ def published_cell(model: str, wanted: Wanted, others: Sequence[published.Row], 
 
 
 def training_lines(runs: Sequence[Run], others: int) -> list[Line]:
+    if all(run.state == "measured" for run in runs):
+        return []
     facts = data_facts(runs) | {
         "state": [Cell(run.state) for run in runs],
         "time": [Cell(duration(last(run, "seconds"))) for run in runs],

@@ -9,7 +9,8 @@ from gmmc.config import read_toml
 from gmmc.errors import InputError
 from gmmc.records import CONFIG, LAST_GOOD, MODEL, RESULTS, is_training, read_metrics, read_results
 
-State = Literal["finished", "diverged", "in progress", "stopped"]
+# measured: results without a training, of a benchmark for example
+State = Literal["finished", "diverged", "in progress", "stopped", "measured"]
 PARTS = {"values": dict, "intervals": dict, "curves": dict, "files": list, "flags": list, "conditions": dict}
 
 
@@ -62,14 +63,14 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     if not paths:
         raise InputError("RUN must be at least one run folder, got none")
     for path in paths:
-        if not (path / CONFIG).is_file():
+        if not (path / CONFIG).is_file() and not (path / RESULTS).is_file():
             raise InputError(f"RUN must be a run folder, with a {CONFIG} in it, got {str(path)!r}")
     return [_read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
 
 
 def _read(path: Path, name: str) -> Run:
     results = {str(key): _entry(path / RESULTS, key, entry) for key, entry in read_results(path).items()}
-    recipe = read_toml(path / CONFIG)
+    recipe = read_toml(path / CONFIG) if (path / CONFIG).is_file() else {}
     for section, table in recipe.items():
         if not isinstance(table, dict):
             raise InputError(f"{path / CONFIG} is damaged: [{section}] must be a table, got {table!r}")
@@ -81,6 +82,8 @@ def _read(path: Path, name: str) -> Run:
 
 
 def _state(path: Path) -> State:
+    if not (path / CONFIG).is_file():
+        return "measured"
     if (path / MODEL).exists():
         return "finished"
     if is_training(path):

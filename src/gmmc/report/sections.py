@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gmmc.report import figures, pictures, published
+from gmmc.report import figures, pictures, published, speed
 from gmmc.report.conditions import conditions
 from gmmc.report.numbers import MISSING
 from gmmc.report.ood import out_of_distribution
@@ -260,6 +260,13 @@ KNOWN: dict[str, tuple[str, str, Builder]] = {
         "Samples",
         "Drawn from noise by the finished model, and judged by a classifier that never saw it.",
         samples,
+    ),
+    "bench": (
+        "Speed",
+        "gmmc and a plain loop, written as public implementations are, in one run on one machine. Small "
+        "print below a time is the range of its blocks of calls, not a 95% interval. TFLOP/s count the "
+        "multiplications and additions of the convolutions; the matrix rate is that of one large product.",
+        speed.bench,
     ),
 }
 ORDER = list(KNOWN)

@@ -27,6 +27,7 @@ def status(run: Run) -> str:
         early = {
             "in progress": "in progress: no line of metrics yet",
             "stopped": "stopped before any metrics",
+            "measured": "measured; no training of this folder is recorded",
         }
         return early.get(run.state, run.state)
     line = run.metrics[-1]
@@ -37,6 +38,7 @@ def status(run: Run) -> str:
         "diverged": f"stopped by the guard at {where}{after}",
         "in progress": f"in progress: last seen at {where}{after}",
         "stopped": f"stopped at {where}{after}",
+        "measured": f"measured at {where}{after}",
     }
     return words[run.state]
 
