@@ -14,7 +14,7 @@ torch.set_num_threads(1)  # tiny tensors: threads cost more than they bring, all
 
 TINY = {
     "data": {"name": "digits"},
-    "train": {"batch_size": 16, "log_every": 3, "beta": 0.5, "device": "cpu"},
+    "train": {"batch_size": 16, "log_every": 3, "beta": 0.5, "device": "cpu", "precision": "fp32"},
     "discriminative": {"epochs": 1, "lr": 1e-3, "shift": 1},
     "generative": {"epochs": 2, "lr": 1e-3, "noise": 0.1},
     "sampler": {"steps": 2, "alpha": 0.03},

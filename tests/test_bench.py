@@ -16,6 +16,7 @@ from gmmc.bench.reference import PlainLoop
 from gmmc.bench.summary import Measured
 from gmmc.config import SamplerConfig
 from gmmc.core import simplex_means, unit_energy
+from gmmc.engine import resolve_precision
 from gmmc.errors import Diverged, InputError
 from gmmc.models import pick_device
 from gmmc.sampling import Chains, PlainMover, descend, staged
@@ -231,7 +232,13 @@ def test_the_promised_keys(results):
     assert results[-1].curves["tau"]["small_cnn/4"]["tau"] == [1, 2]
     assert results[-1].curves["per_image"]["small_cnn/sampling"]["batch"] == [4, 8]
     assert {"hardware", "torch", "commit", "engine", "settings"} <= results[-1].conditions.keys()
-    assert results[-1].conditions["engine"]["small_cnn/4/generative"] == "plain, fp32"
+    precision = resolve_precision("auto", CPU)
+    assert results[-1].conditions["engine"]["small_cnn/4/generative"] == f"plain, {precision}"
+
+
+def test_the_reference_has_torch_s_own_layout():
+    loop = reference.plain_loop("wrn-10-1", (3, 8, 8), CPU, classes=2, buffer=4, steps=1, lr=1e-4)
+    assert all(parameter.is_contiguous() for parameter in loop.network.parameters())
 
 
 def test_every_part_adds_to_what_is_known(results):

@@ -100,7 +100,7 @@ fabric.launch()
 learner = Learner(cfg, tiny_data(), fabric)
 for _ in range(3):
     learner.update()
-weights = {{f"before.{{k}}": v.clone() for k, v in learner.model.state_dict().items()}}
+weights = {{f"before.{{k}}": v.contiguous().clone() for k, v in learner.model.state_dict().items()}}
 seen = {{}}
 loss = learner.updater.loss
 def record(real, contrast, sampled, *others):

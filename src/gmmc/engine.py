@@ -6,6 +6,7 @@ reference and for everything that cannot be captured.
 """
 
 import copy
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,14 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gmmc.backbones import batch_norms
+from gmmc.backbones import LAYOUT, batch_norms
 from gmmc.errors import InputError
+from gmmc.fused import FusedNetwork
 from gmmc.ranks import is_leader
-from gmmc.sampling import PlainMover, Walk, stepped
+from gmmc.sampling import Energy, PlainMover, Walk, input_gradient, stepped
 
-# Compiling takes half a minute; it pays from about here on (docs/log.md).
-COMPILE_FROM_STEPS = 50_000  # of the sampler
-COMPILE_FROM_UPDATES = 20_000
+# Compiling takes 10 to 20 seconds; it pays from about here on (docs/log.md).
+COMPILE_FROM_STEPS = 20_000  # of the sampler
+COMPILE_FROM_UPDATES = 10_000
 PLAIN_CALLS = 3  # before a capture: libraries choose their kernels and take their memory
 
 
@@ -30,15 +32,16 @@ PLAIN_CALLS = 3  # before a capture: libraries choose their kernels and take the
 class Engine:
     """How a kind of work is run."""
 
-    graph: bool
-    compile: bool
+    copy: bool = True  # sample by a frozen copy of the network, in the precision of the training
+    graph: bool = False
+    compile: bool = False
 
     @property
     def name(self) -> str:
         return "compiled, CUDA graph" if self.compile else "CUDA graph" if self.graph else "plain"
 
 
-PLAIN = Engine(graph=False, compile=False)
+PLAIN = Engine(copy=False)
 
 
 def choose(asked: str, device: torch.device, *, compile: bool) -> Engine:
@@ -46,7 +49,7 @@ def choose(asked: str, device: torch.device, *, compile: bool) -> Engine:
     if device.type != "cuda":
         if asked in ("graph", "compiled"):
             raise InputError(f"train.engine={asked} needs a GPU, got {device.type}; auto takes what there is")
-        return PLAIN
+        return PLAIN if asked == "plain" else Engine()
     return {
         "auto": Engine(graph=True, compile=compile),
         "compiled": Engine(graph=True, compile=True),
@@ -56,30 +59,41 @@ def choose(asked: str, device: torch.device, *, compile: bool) -> Engine:
 
 
 def resolve_precision(asked: str, device: torch.device) -> str:
-    """What `train.precision=auto` is on this device."""
+    """What `train.precision=auto` is on this device: bf16 where its arithmetic is built in."""
     if asked != "auto":
         return asked
-    return "bf16" if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
+    if device.type == "cuda":
+        built_in = torch.cuda.get_device_capability(device) >= (8, 0)
+    else:
+        built_in = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16" if built_in else "fp32"
 
 
 # --- capturing ---
 
 
 class Captured:
-    """A function of tensors that is replayed from a CUDA graph after a few plain calls.
+    """A function of tensors that is replayed from a CUDA graph after a few plain calls; on a CPU it never is.
 
     These are real calls, so the function may have effects. Whatever it uses beside its arguments is fixed at
     the capture, or read from memory that does not move. What it returns is overwritten by the next call.
     """
 
-    def __init__(self, function: Callable[..., Any], *, compiled: Callable[..., Any] | None, what: str):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        device: torch.device,
+        *,
+        what: str,
+        compiled: Callable[..., Any] | None = None,
+    ):
         self.function = compiled or function
         self._uncompiled = function if compiled else None  # kept until the first call has worked
         self.what = what
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: list[Tensor] = []
-        self._stream: torch.cuda.Stream | None = None
+        self._inputs: list[Tensor] | None = None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __call__(self, *given: Tensor) -> Any:
         self._take(given)
@@ -101,9 +115,8 @@ class Captured:
 
     def _take(self, given: tuple[Tensor, ...]) -> None:
         """Into the memory that the graph reads."""
-        if not self._inputs:
+        if self._inputs is None:
             self._inputs = [tensor.detach().clone() for tensor in given]
-            self._stream = torch.cuda.Stream() if given[0].is_cuda else None
             return
         for mine, tensor in zip(self._inputs, given, strict=True):
             if tensor is not mine:
@@ -111,29 +124,30 @@ class Captured:
 
     def _plainly(self) -> Any:
         if self._uncompiled is None:
-            return self.function(*self._inputs)
+            return self.function(*self._inputs or ())
         fallback, self._uncompiled = self._uncompiled, None
+        say(f"compiling {self.what}: up to a minute")
         try:
-            return self.function(*self._inputs)
+            return self.function(*self._inputs or ())
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             # Compilers fail in many ways: none of them is a reason to stop.
             say(f"{self.what} is not compiled: {first_line(error)}")
             self.function = fallback
-            return self.function(*self._inputs)
+            return self.function(*self._inputs or ())
 
     def _capture(self, stream: torch.cuda.Stream) -> Any:
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, stream=stream):
-                self._outputs = self.function(*self._inputs)
+                self._outputs = self.function(*self._inputs or ())
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             say(f"{self.what} runs without a CUDA graph: {first_line(error)}")
             self._stream = None
-            return self.function(*self._inputs)
+            return self.function(*self._inputs or ())
         self._graph = graph
         return self._outputs
 
@@ -162,62 +176,83 @@ def first_line(error: Exception) -> str:
 # --- the sampler ---
 
 
-class FastMover:
-    """Sampler steps by a frozen copy of the network, captured.
+class FrozenCopy:
+    """A network for sampling alone: no gradients for its weights, which are in the given precision.
 
-    The copy has no gradients for its weights, its channels last, and by default bf16 weights; batch norm
-    keeps float32. `refresh` makes it equal to the network again, in place.
+    Batch norm keeps float32, and what it has learned.
     """
 
-    def __init__(self, network: nn.Module, engine: Engine, precision: str):
-        self.engine = engine
-        self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        self._network = network
-        self._copy = copy.deepcopy(network).requires_grad_(False).eval()
-        self._copy.to(dtype=self.dtype, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        for norm in batch_norms(self._copy):
+    def __init__(self, network: nn.Module, dtype: torch.dtype):
+        self.dtype = dtype
+        self.network = copy.deepcopy(network).requires_grad_(False).eval()
+        self.network.to(dtype=dtype, memory_format=LAYOUT)  # pyright: ignore[reportCallIssue]
+        for norm in batch_norms(self.network):
             norm.float()
-        self._steps: dict[tuple, Captured] = {}
-        self._alpha = torch.zeros((), device=next(network.parameters()).device)
-        self._alpha_now = 0.0
-        self.refresh()
+        self._mine, self._theirs = (
+            [tensor for tensor in [*n.parameters(), *n.buffers()] if tensor.is_floating_point()]
+            for n in (self.network, network)
+        )
 
     @torch.no_grad()
     def refresh(self) -> None:
-        mine, theirs = ([t for t in values(n) if t.is_floating_point()] for n in (self._copy, self._network))
-        torch._foreach_copy_(mine, theirs)  # pyright: ignore[reportPrivateImportUsage]
+        """Equal to the network again, in place."""
+        torch._foreach_copy_(self._mine, self._theirs)  # pyright: ignore[reportPrivateImportUsage]
 
-    def features(self, x: Tensor) -> Tensor:
-        return self._copy(x.to(self.dtype, memory_format=torch.channels_last))
+    def gradient(self, energy: Energy, x: Tensor, goal: Tensor) -> Tensor:
+        return input_gradient(functools.partial(self.total, energy), x, goal)
+
+    def compiled_gradient(self, energy: Energy) -> Callable[[Tensor, Tensor], Tensor]:
+        total = torch.compile(functools.partial(self.total, energy), dynamic=False)
+        return functools.partial(input_gradient, total)
+
+    def total(self, energy: Energy, x: Tensor, goal: Tensor) -> Tensor:
+        return energy(self.network(x.to(self.dtype, memory_format=LAYOUT)), goal).sum()
+
+
+class FastMover:
+    """Sampler steps by weights copied from the network, which `refresh` copies again; on a GPU captured."""
+
+    def __init__(self, network: nn.Module, engine: Engine, precision: str):
+        self.engine, self.precision = engine, precision
+        self.device = next(network.parameters()).device
+        self._copy = FrozenCopy(network, torch.bfloat16 if precision == "bf16" else torch.float32)
+        fused = engine.compile and precision == "bf16" and FusedNetwork.supports(network, self.device)
+        self._fused = FusedNetwork(network) if fused else None
+        self._steps: dict[tuple, Captured] = {}
+        self._alpha = torch.zeros((), device=self.device)
+        self._alpha_now = 0.0
+        self.refresh = Captured(self._refresh, self.device, what="copying weights")
+
+    def _refresh(self) -> None:
+        self._copy.refresh()
+        if self._fused is not None:
+            self._fused.refresh()
 
     def __call__(self, walk: Walk, x: Tensor, goal: Tensor, alpha: float, noise: Tensor | None) -> Tensor:
         key = (walk.energy, walk.bounds, x.shape, goal.shape, noise is None)
         if key not in self._steps:
-            self._steps[key] = self._new_step(walk)
+            self._steps[key] = self._new_step(walk, x.shape)
         if alpha != self._alpha_now:
             self._alpha.fill_(alpha)
             self._alpha_now = alpha
         return self._steps[key](x, goal, *([] if noise is None else [noise]))
 
-    def _new_step(self, walk: Walk) -> Captured:
-        def energy(x: Tensor, goal: Tensor) -> Tensor:
-            return walk.energy(self.features(x), goal).sum()
-
-        def step_by(energy: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    def _new_step(self, walk: Walk, shape: torch.Size) -> Captured:
+        def step_by(gradient: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
             def step(x: Tensor, goal: Tensor, noise: Tensor | None = None) -> Tensor:
-                at = x.detach().requires_grad_(True)
-                (gradient,) = torch.autograd.grad(energy(at, goal), at)
-                return x.copy_(stepped(x, gradient, self._alpha, noise, walk.bounds))
+                return x.copy_(stepped(x, gradient(x, goal), self._alpha, noise, walk.bounds))
 
             return step
 
-        compiled = step_by(torch.compile(energy, dynamic=False)) if self.engine.compile else None
-        return Captured(step_by(energy), compiled=compiled, what="the sampler")
+        plain = step_by(functools.partial(self._copy.gradient, walk.energy))
+        compiled = step_by(self._compiled_gradient(walk.energy, shape)) if self.engine.compile else None
+        return Captured(plain, self.device, compiled=compiled, what="the sampler")
+
+    def _compiled_gradient(self, energy: Energy, shape: torch.Size) -> Callable[[Tensor, Tensor], Tensor]:
+        if self._fused is not None and self._fused.fits(shape):
+            return functools.partial(self._fused.gradient, energy)
+        return self._copy.compiled_gradient(energy)
 
 
-def values(network: nn.Module) -> list[Tensor]:
-    return [*network.parameters(), *network.buffers()]
-
-
-def mover(network: nn.Module, engine: Engine, precision: str) -> PlainMover | FastMover:
-    return FastMover(network, engine, precision) if engine.graph else PlainMover(network)
+def new_mover(network: nn.Module, engine: Engine, precision: str) -> PlainMover | FastMover:
+    return FastMover(network, engine, precision) if engine.copy else PlainMover(network)

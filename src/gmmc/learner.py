@@ -13,7 +13,7 @@ from torch.nn.utils import get_total_norm
 
 from gmmc import core, engine, health, provenance
 from gmmc.averaging import Average
-from gmmc.backbones import batch_norms, frozen_statistics, has_live_statistics, layout
+from gmmc.backbones import batch_norms, frozen_statistics, has_live_statistics
 from gmmc.buffer import Drawn, ReplayBuffer
 from gmmc.config import Config
 from gmmc.data import Dataset
@@ -72,7 +72,6 @@ class Learner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(self.seed, "weights"))
             model = Classifier(cfg, data.shape, data.class_names, priors).to(self.device)
-        model.backbone.to(memory_format=layout(self.device))  # pyright: ignore[reportCallIssue]
         if isinstance(model.start, GaussianStart):
             model.start.fit(data.train)
         return model
@@ -83,7 +82,7 @@ class Learner:
     def _new_mover(self) -> PlainMover | FastMover:
         steps = (self.plan.total - self.plan.discriminative) * self.cfg.sampler.steps
         way = self._engine(steps, COMPILE_FROM_STEPS)
-        return engine.mover(self.model.backbone, way, self.precision)
+        return engine.new_mover(self.model.backbone, way, self.precision)
 
     @property
     def precision(self) -> str:

@@ -210,17 +210,18 @@ class Classifier(nn.Module):
 
     def _mover(self, steps: int) -> Mover:
         """The fastest way to make so many steps here."""
-        return engine.mover(self.backbone, self.sampling_engine(steps), self.sampling_precision)
+        return engine.new_mover(self.backbone, self.sampling_engine(steps), self.sampling_precision)
 
     def sampling_engine(self, steps: int) -> engine.Engine:
         """How `sample` makes so many steps on this device."""
         pays = steps >= engine.COMPILE_FROM_STEPS
-        asked = self.cfg.train.engine if self.device.type == "cuda" else "auto"
-        return engine.choose(asked, self.device, compile=pays)
+        asked = self.cfg.train.engine
+        elsewhere = self.device.type != "cuda" and asked != "plain"  # a model may move to another device
+        return engine.choose("auto" if elsewhere else asked, self.device, compile=pays)
 
     @property
     def sampling_precision(self) -> str:
-        if not self.sampling_engine(0).graph:
+        if not self.sampling_engine(0).copy:
             return "fp32"
         return engine.resolve_precision(self.cfg.train.precision, self.device)
 

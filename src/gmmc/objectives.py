@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gmmc.backbones import has_live_statistics, layout, unrecorded_statistics
+from gmmc.backbones import LAYOUT, has_live_statistics, unrecorded_statistics
 from gmmc.config import Config, ObjectiveConfig
 from gmmc.heads import Head
 from gmmc.models import Classifier
@@ -109,7 +109,6 @@ class Loss:
     def __init__(self, model: Classifier, cfg: Config):
         self.backbone, self.head = model.backbone, model.head
         self.cfg = cfg.objective
-        self.layout = layout(model.device)
         self.limit = math.inf  # beyond it a sampled energy is not pushed at all; set by a rollback
 
     def __call__(
@@ -146,7 +145,7 @@ class Loss:
         self, network: Callable[[Tensor], Tensor], parts: list[Tensor], *, last_is_sampled: bool
     ) -> list[Tensor]:
         """One pass for all parts; with live batch statistics one each, and those of samples go unrecorded."""
-        parts = [part.contiguous(memory_format=self.layout) for part in parts]
+        parts = [part.contiguous(memory_format=LAYOUT) for part in parts]
         if not has_live_statistics(self.backbone):
             return list(network(torch.cat(parts)).split([len(part) for part in parts]))
         real = parts[:-1] if last_is_sampled else parts

@@ -12,6 +12,7 @@ from gmmc.core import unit_energy
 from gmmc.randomness import generator
 
 BOX = (-1.0, 1.0)  # where pixels live
+Energy = Callable[[Tensor, Tensor], Tensor]  # (features, goal) → energies (B,)
 
 
 class Noise(Protocol):
@@ -27,7 +28,7 @@ class Chains:
 
     labels: Tensor  # y′
     means: Tensor | None  # μ_y′, where the head has means
-    energy: Callable[[Tensor, Tensor], Tensor]  # (φ(x′), y′) → unit energies (B,)
+    energy: Energy  # (φ(x′), y′) → unit energies (B,)
     noise: Noise
 
 
@@ -35,7 +36,7 @@ class Chains:
 class Walk:
     """How chains move: x_{t+1} = clamp(x_t − α(t) ∂E(φ(x_t), goal(t))/∂x + noise(x_t, t))."""
 
-    energy: Callable[[Tensor, Tensor], Tensor]  # (features, goal) → energies (B,)
+    energy: Energy
     goal: Callable[[int], Tensor]  # of step t: one row per chain
     alpha: Callable[[int], float]
     noise: Callable[[Tensor, int], Tensor] | None = None
@@ -55,13 +56,17 @@ class PlainMover:
         self.features = features
 
     def __call__(self, walk: Walk, x: Tensor, goal: Tensor, alpha: float, noise: Tensor | None) -> Tensor:
-        return stepped(x, self.gradient(walk, x, goal), alpha, noise, walk.bounds)
+        def total(x: Tensor, goal: Tensor) -> Tensor:
+            return walk.energy(self.features(x), goal).sum()
 
-    def gradient(self, walk: Walk, x: Tensor, goal: Tensor) -> Tensor:
-        """Of the *summed* energy: a chain does not feel the size of its batch."""
-        x = x.detach().requires_grad_(True)
-        (gradient,) = torch.autograd.grad(walk.energy(self.features(x), goal).sum(), x)
-        return gradient
+        return stepped(x, input_gradient(total, x, goal), alpha, noise, walk.bounds)
+
+
+def input_gradient(total: Callable[[Tensor, Tensor], Tensor], x: Tensor, goal: Tensor) -> Tensor:
+    """Of the *summed* energy: a chain does not feel the size of its batch."""
+    x = x.detach().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(total(x, goal), x)
+    return gradient
 
 
 def stepped(

@@ -100,7 +100,7 @@ class Updater:
             if self.engine.compile:
                 network = torch.compile(self.model.backbone, dynamic=False)
                 compiled = functools.partial(self._backward_of, contrasted, network=network)
-            self._captured = kind, Captured(backward, compiled=compiled, what="the update")
+            self._captured = kind, Captured(backward, self.model.device, compiled=compiled, what="the update")
         self._beta.fill_(beta)
         return self._captured[1](*parts)
 

@@ -8,6 +8,7 @@ to be fast, and nothing is made slower than it is found.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,8 @@ def plain_loop(
     network = build_backbone(ModelConfig(backbone=backbone), shape)
     with torch.no_grad():
         dim = network(torch.zeros(1, *shape)).shape[1]
+    plain: Any = network  # torch types no layout
+    network = plain.to(memory_format=torch.contiguous_format)
     images = torch.rand(buffer // classes * classes, *shape) * 2 - 1
     means = simplex_means(classes, dim).to(device)
     return PlainLoop(network.to(device), means, images, steps=steps, lr=lr)
