@@ -13,7 +13,8 @@ SOURCE = Path(gmmc.__file__).parent
 LAYERS = [
     {"atomic", "errors", "packing", "printing", "progress", "provenance", "randomness", "ranks"},
     {"core", "config", "pixels", "records"},
-    {"backbones", "data", "heads", "kernels", "placement", "sampling", "schedule", "pictures"},
+    {"backbones", "data", "heads", "placement", "sampling", "schedule", "pictures"},
+    {"kernels"},
     {"fused"},
     {"engine", "starts", "buffer", "health", "scores"},
     {"abstention"},

@@ -188,8 +188,9 @@ def test_one_side_alone_has_no_ratio_and_no_rate_no_share():
 def test_a_reference_that_is_off_makes_the_ratios_void(took, void):
     values = {"wrn-28-10/64/generative/reference_ms": took, "wrn-28-2/64/generative/reference_ms": 1.0}
     flags = summary.void_reference(values, "NVIDIA H200")
-    assert [flag.startswith("void: ") for flag in flags] == [True] * void
-    assert summary.void_reference(values, "NVIDIA A100") == []
+    assert list(flags) == ["wrn-28-10/64"] * void
+    assert all(flag.startswith("void: ") for flag in flags.values())
+    assert summary.void_reference(values, "NVIDIA A100") == {}
 
 
 def test_time_per_image_must_not_rise():
@@ -233,7 +234,9 @@ def test_the_promised_keys(results):
     assert results[-1].curves["per_image"]["small_cnn/sampling"]["batch"] == [4, 8]
     assert {"hardware", "torch", "commit", "engine", "settings"} <= results[-1].conditions.keys()
     precision = resolve_precision("auto", CPU)
-    assert results[-1].conditions["engine"]["small_cnn/4/generative"] == f"plain, {precision}"
+    told = results[-1].conditions["engine"]
+    assert told["small_cnn/4/generative"] == f"update plain, {precision}; sampler plain, {precision}"
+    assert told["small_cnn/4/discriminative"] == f"update plain, {precision}"
 
 
 def test_the_reference_has_torch_s_own_layout():
@@ -275,17 +278,19 @@ def test_ways_to_run_on_a_cpu(monkeypatch):
 def test_presets():
     assert choose_preset("auto", "cuda").name == "default"
     assert choose_preset("auto", "cpu").name == "cpu"
-    assert len(choose_preset("full", "cpu").cells) == 12
+    assert len(choose_preset("full", "cuda").cells) == 12
+    with pytest.raises(InputError, match="--preset full is for a GPU"):
+        choose_preset("full", "cpu")
     with pytest.raises(InputError, match="--preset must be one of auto, default, full, cpu, got 'quick'"):
         choose_preset("quick", "cpu")
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
     one = dataclasses.replace(TINY, cells=TINY.cells[1:], variants=True)
-    monkeypatch.setitem(cells.PRESETS, "full", one)
+    monkeypatch.setitem(cells.PRESETS, "cpu", one)
     monkeypatch.setattr(variants, "compare", lambda *_, **__: ([ROW], []))
     with pytest.raises(SystemExit) as stop:
-        cli.main(["bench", "--preset", "full", "--out", str(tmp_path / "bench"), "--device", "cpu"])
+        cli.main(["bench", "--preset", "cpu", "--out", str(tmp_path / "bench")])
     assert stop.value.code == 0
     told = capsys.readouterr().out
     assert "small_cnn  8      generative" in told

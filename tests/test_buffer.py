@@ -7,7 +7,6 @@ from conftest import tiny_data
 from gmmc.buffer import ReplayBuffer, check_quotas
 from gmmc.errors import InputError
 from gmmc.placement import OnDevice, OnHost
-from gmmc.sampling import BatchNoise
 from gmmc.starts import GaussianStart, UniformStart
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -181,18 +180,9 @@ def test_chains_are_the_same_wherever_they_lie(device, gaussian):
     assert near.visits.max() > 1
 
 
-@pytest.mark.parametrize("kind", [None, OnDevice])
-def test_on_the_device_all_chains_start_in_one_call(kind, monkeypatch):
-    monkeypatch.setattr(OnHost, "at_once", 8)
-    start = gaussian_start("cpu")
-    buffer, _ = make(start=start, kind=kind)
-    expected = start(buffer.labels, BatchNoise(50, torch.Generator().manual_seed(0))).half()
-    assert torch.equal(buffer.images, expected)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_large_table_in_host_memory_is_never_whole_on_the_device(device, monkeypatch):
-    monkeypatch.setattr(OnHost, "at_once", 16)
+    monkeypatch.setattr("gmmc.buffer.ROWS_AT_ONCE", 16)
 
     class Watched(UniformStart):
         counts = ()

@@ -2,16 +2,18 @@
 and on a GPU where there is one."""
 
 import copy
+import gc
 import socket
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
 from conftest import make_learner, make_model, tiny_config, tiny_data
-from gmmc import engine
+from gmmc import engine, runs, updating
 from gmmc.backbones import batch_norms
 from gmmc.core import unit_energy
 from gmmc.engine import PLAIN, Captured, Engine, FastMover
@@ -22,14 +24,16 @@ GPU = torch.cuda.is_available()
 CPU = torch.device("cpu")
 on_gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=on_gpu)]
-COPY, GRAPH, COMPILED = Engine(), Engine(graph=True), Engine(graph=True, compile=True)
+COPY, GRAPH = Engine(), Engine(graph=True)
+COMPILED, FUSED = Engine(graph=True, compile=True), Engine(graph=True, compile=True, fused=True)
+NAMES = {GRAPH: "graph", COMPILED: "compiled", FUSED: "fused"}
 
 # bf16 keeps 8 bits, so that each of a layer's outputs is off by up to 1/500. Energies of chains that began
 # alike differ, after 20 steps and on average, by less than this share of what they changed.
 BF16_TOLERANCE = 0.03
 
 
-def chains_by(model, mover, name, steps=20, count=8, **settings):
+def chains_by(model, mover, name, steps=20, count=8):
     """Where the sampler brings the same chains, and the energies they have there, in full precision."""
     device = model.device
     labels = torch.arange(count, device=device) % 3
@@ -57,15 +61,15 @@ def model_on(device, name="staged", **sections):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("way", [GRAPH, pytest.param(COMPILED, marks=on_gpu)], ids=lambda way: way.name)
+@pytest.mark.parametrize(
+    "way", [GRAPH, *(pytest.param(way, marks=on_gpu) for way in (COMPILED, FUSED))], ids=NAMES.get
+)
 class TestTheSameChains:
     def test_in_full_precision(self, device, name, way):
         model = model_on(device, name)
-        with engine.fastest_convolutions():
-            torch.backends.cudnn.allow_tf32, before = False, torch.backends.cudnn.allow_tf32
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             plain, _, at_plain = chains_by(model, PlainMover(model.backbone), name)
             fast, _, at_fast = chains_by(model, FastMover(model.backbone, way, "fp32"), name)
-            torch.backends.cudnn.allow_tf32 = before
         # Other algorithms sum in another order, and where an activation changes its sign a chain turns off.
         assert (plain - fast).abs().mean() < 1e-3
         assert torch.allclose(at_plain, at_fast, rtol=1e-2)
@@ -123,7 +127,7 @@ class TestChoosing:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
 
     def test_auto_compiles_where_there_is_enough_to_do(self):
-        assert engine.choose("auto", self.cuda, compile=True) == COMPILED
+        assert engine.choose("auto", self.cuda, compile=True) == FUSED
         assert engine.choose("auto", self.cuda, compile=False) == GRAPH
         assert engine.choose("auto", self.cpu, compile=True) == COPY
         assert engine.choose("plain", self.cpu, compile=True) == PLAIN
@@ -132,7 +136,7 @@ class TestChoosing:
         for compile in (True, False):
             assert engine.choose("plain", self.cuda, compile=compile) == PLAIN
             assert engine.choose("graph", self.cuda, compile=compile) == GRAPH
-            assert engine.choose("compiled", self.cuda, compile=compile) == COMPILED
+            assert engine.choose("compiled", self.cuda, compile=compile) == FUSED
 
     def test_a_graph_needs_a_gpu(self):
         for asked in ("graph", "compiled"):
@@ -147,10 +151,15 @@ class TestChoosing:
             monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda built_in=built_in: built_in)
             assert engine.resolve_precision("auto", self.cpu) == expected
 
-    def test_a_model_moved_to_a_cpu_forgets_the_gpu_s_engine(self):
-        model = make_model(train={"engine": "graph"})
-        assert model.sampling_engine(10**6) == COPY
+    def test_fresh_samples_do_not_depend_on_how_the_training_was_run(self):
+        for asked in ("auto", "graph", "compiled"):
+            assert engine.choose_for_samples(asked, self.cpu) == Engine(repeatable=True)
+            assert engine.choose_for_samples(asked, self.cuda) == Engine(
+                graph=True, fused=True, repeatable=True
+            )
+        assert engine.choose_for_samples("plain", self.cuda) == PLAIN
         assert make_model(train={"engine": "plain", "precision": "bf16"}).sampling_precision == "fp32"
+        assert make_model(train={"engine": "graph", "precision": "bf16"}).sampling_precision == "bf16"
 
 
 class TestFallingBack:
@@ -158,25 +167,39 @@ class TestFallingBack:
         def broken(x):
             raise RuntimeError("no compiler here\nand a page about it")
 
-        function = Captured(lambda x: x + 1, CPU, compiled=broken, what="the sampler")
+        ways = [("fused kernels", broken), ("compiled", broken), ("plain", lambda x: x + 1)]
+        function = Captured(ways, CPU, what="the sampler")
         assert function(torch.zeros(1)) == function(torch.zeros(1)) == 1
-        told = capsys.readouterr().err.splitlines()
-        assert told[-1] == "the sampler is not compiled: RuntimeError: no compiler here"
-        assert sum("not compiled" in line for line in told) == 1
+        told = [line for line in capsys.readouterr().err.splitlines() if "without" in line]
+        assert told == ["the sampler runs without that: RuntimeError: no compiler here"] * 2
+        assert function.how == "plain"
 
-    def test_an_error_of_the_function_itself_is_not_hidden(self):
+    def test_only_the_first_call_may_fail(self):
+        """Later failures are the function's own, as is any of the plain way."""
+
         def broken(x):
-            raise ValueError("mine")
+            if x > 0:
+                raise ValueError("mine")
+            return x
 
-        with pytest.raises(ValueError, match="mine"):
-            Captured(broken, CPU, what="the update")(torch.zeros(1))
+        for ways in ([("plain", broken)], [("compiled", broken), ("plain", broken)]):
+            function = Captured(ways, CPU, what="the update")
+            function(torch.zeros(1))
+            with pytest.raises(ValueError, match="mine"):
+                function(torch.ones(1))
+
+    def test_another_shape_is_not_stretched(self):
+        function = Captured([("plain", lambda x: x)], CPU, what="the update")
+        function(torch.zeros(4))
+        with pytest.raises(AssertionError):
+            function(torch.zeros(1))
 
     @on_gpu
     def test_what_cannot_be_captured_runs_plainly_and_costs_one_line(self, capsys):
         def reads_the_device(x):
             return x * 2 if x.sum().item() else x
 
-        function = Captured(reads_the_device, torch.device("cuda"), what="the sampler")
+        function = Captured([("plain", reads_the_device)], torch.device("cuda"), what="the sampler")
         for value in range(8):
             x = torch.full((2,), float(value), device="cuda")
             assert torch.equal(function(x), 2 * x)
@@ -185,7 +208,48 @@ class TestFallingBack:
         assert told[0].startswith("the sampler runs without a CUDA graph: ")
 
 
+def test_a_mover_is_gone_when_nobody_holds_it():
+    """Else a loop of samples would pile up copies, and on a GPU the memory of graphs."""
+    model = model_on("cpu")
+    gc.collect()
+    gc.disable()
+    try:
+        mover = FastMover(model.backbone, COPY, "bf16")
+        chains_by(model, mover, "staged", steps=2)
+        mover.refresh()
+        alive = weakref.ref(mover)
+        del mover
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
 # --- training ---
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_fused_optimiser_goes_on_from_a_state_of_the_disk(tmp_path, monkeypatch, device, optimizer):
+    """It takes the order of its slots in memory for granted, and files know no order."""
+    monkeypatch.setattr(updating, "FUSED_ON", {"cpu", "cuda"})
+    data = tiny_data(channels=3)
+    phase = {"optimizer": optimizer, "lr": 1e-2, "epochs": 2}
+    train = {"device": device, "precision": "fp32", "engine": "plain"}
+    cfg = tiny_config(train=train, discriminative=phase, model={"backbone": "wrn-10-1"})
+    whole = make_learner(cfg, data)
+    for _ in range(3):
+        whole.update()
+    folder = runs.RunFolder(tmp_path)
+    state = whole.state()
+    state.info.update(trouble_at=-1, failed=0)
+    folder.save_state(state, 0, lambda: None)
+    resumed = make_learner(cfg, data)
+    resumed.restore(folder.load_state()[0])
+    for learner in (whole, resumed):
+        for _ in range(2):
+            learner.update()
+    for mine, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-5)
 
 
 def trained(way, data, device, updates=10, **sections):
@@ -239,9 +303,18 @@ def test_a_rollback_and_a_new_phase_reach_the_captured_update():
     for _ in range(6):
         learner.update()
     assert learner.updater.loss.limit < float("inf")
-    learner.restore(learner.state())
-    learner.update()
-    assert learner.report()[0]["real_energy"] > 0
+    plain = trained("plain", tiny_data(), "cuda", updates=0, generative={"epochs": 8})
+    state = learner.state()
+    for other in (learner, plain):
+        other.restore(state)
+        other.pace["lr"] = 1.0
+        other.capped = True
+        other.meter.reset()
+        for _ in range(2):
+            other.update()
+    for key, value in plain.report()[0].items():
+        if key in ("real_energy", "sampled_energy", "grad_norm"):
+            assert learner.report()[0][key] == pytest.approx(value, rel=0.02), key
 
 
 @on_gpu

@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -146,7 +144,7 @@ def test_tables_lie_on_the_device_while_they_fit(device):
     assert isinstance(room.place(images), OnDevice)
     chains = torch.zeros(1000, 1, 10, 10, dtype=torch.float16, device="meta")  # 200,000 bytes
     assert isinstance(room.place(chains, "chains"), OnHost)
-    assert room.notes == ["1,000 chains (0.0002 GB) stay in host memory: train.memory=0.00025 GB"]
+    assert room.notes == ["1,000 chains (0.0002 GB) are streamed from host memory: train.memory=0.00025 GB"]
     assert isinstance(room.place(images), OnDevice)  # what did not fit took nothing
     assert isinstance(room.place(images), OnHost)
     assert len(room.notes) == 2
@@ -163,12 +161,6 @@ def test_a_cpu_has_no_limit_unless_told():
     assert room.notes == []
 
 
-@pytest.mark.parametrize("gigabytes", [-1, -1e-9, math.nan, math.inf])
-def test_a_limit_is_a_number(gigabytes):
-    with pytest.raises(InputError, match=r"train.memory must be a number of gigabytes, 0 or more, got "):
-        Room("cpu", gigabytes)
-
-
 def test_without_a_limit_tables_take_half_of_the_free_gpu_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2000, 10**9))
     room = Room("cuda", 0)
@@ -176,7 +168,9 @@ def test_without_a_limit_tables_take_half_of_the_free_gpu_memory(monkeypatch):
     monkeypatch.setattr("gmmc.placement._laid_out", lambda rows, device: rows)
     assert isinstance(room.place(torch.zeros(250)), OnDevice)
     assert isinstance(room.place(torch.zeros(2)), OnHost)
-    assert room.notes == ["2 images (8e-09 GB) stay in host memory: half of the free GPU memory is 1e-06 GB"]
+    assert room.notes == [
+        "2 images (8e-09 GB) are streamed from host memory: half of the free GPU memory is 1e-06 GB"
+    ]
 
 
 # --- the waiting ---

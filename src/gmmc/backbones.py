@@ -16,9 +16,10 @@ from gmmc.pixels import Shape
 MIN_SIZE = 8
 # The order of pixels and channels in memory that convolutions are fastest with, on GPUs and CPUs.
 LAYOUT = torch.channels_last
+SLOPE = 0.2  # of LeakyReLU
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "leaky_relu": lambda: nn.LeakyReLU(0.2),
+    "leaky_relu": lambda: nn.LeakyReLU(SLOPE),
     "silu": nn.SiLU,
 }
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from gmmc.core import labels_at
 from gmmc.errors import InputError
 from gmmc.pixels import Shape
-from gmmc.placement import OnDevice, Table
+from gmmc.placement import ROWS_AT_ONCE, OnDevice, Table
 from gmmc.sampling import BatchNoise, Noise
 
 
@@ -34,9 +34,8 @@ class ReplayBuffer:
     """Chains, with how often each was moved and the energy it had then.
 
     Pixels are stored as float16: its rounding (1e-4) is well under a late sampler step, that of uint8 is not.
-    `place` says where they lie, by default on the training device; all else is there anyway. Wherever they
-    lie, the results are the same, with one exception: a table in host memory is filled, and its chains are
-    started anew, ROWS_AT_ONCE at a time, so that of a larger one the noise at the start is another.
+    `place` says where they lie, by default on the training device; all else is there anyway. The results are
+    the same wherever they lie.
     """
 
     def __init__(
@@ -68,8 +67,8 @@ class ReplayBuffer:
         return self._table.tensor
 
     def _fresh(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Slots, and a new chain for each; all at once, or as many as the device has room for."""
-        for slots in torch.arange(len(self), device=self.device).split(self._table.at_once):
+        """Slots, and a new chain for each, so many at a time as the device has room for."""
+        for slots in torch.arange(len(self), device=self.device).split(ROWS_AT_ONCE):
             yield slots, self.start(self.labels[slots], BatchNoise(len(slots), generator)).half()
 
     def draw(self, count: int, generator: torch.Generator, labels: Tensor | None = None) -> Drawn:

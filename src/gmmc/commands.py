@@ -135,7 +135,7 @@ def predict_files(
 
 def run_bench(preset: str, out: Path, device: str) -> Result:
     """Measure speed on this machine. All that is known so far is in results.json after every part."""
-    place = pick_device(device)
+    place = pick_device("cpu" if preset == "cpu" and device == "auto" else device)
     chosen = bench.choose_preset(preset, place.type)
     make_folder(out)
     folder = runs.RunFolder(out)

@@ -8,7 +8,7 @@ reference and for everything that cannot be captured.
 import copy
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from gmmc.fused import FusedNetwork
 from gmmc.ranks import is_leader
 from gmmc.sampling import Energy, PlainMover, Walk, input_gradient, stepped
 
-# Compiling takes 10 to 20 seconds; it pays from about here on (docs/log.md).
+# Compiling takes 10 to 30 seconds; it pays from about here on (docs/log.md).
 COMPILE_FROM_STEPS = 20_000  # of the sampler
 COMPILE_FROM_UPDATES = 10_000
 PLAIN_CALLS = 3  # before a capture: libraries choose their kernels and take their memory
@@ -35,10 +35,8 @@ class Engine:
     copy: bool = True  # sample by a frozen copy of the network, in the precision of the training
     graph: bool = False
     compile: bool = False
-
-    @property
-    def name(self) -> str:
-        return "compiled, CUDA graph" if self.compile else "CUDA graph" if self.graph else "plain"
+    fused: bool = False  # our own kernels, where they can do it
+    repeatable: bool = False  # the same bits in every process; else whatever is fastest there
 
 
 PLAIN = Engine(copy=False)
@@ -50,12 +48,14 @@ def choose(asked: str, device: torch.device, *, compile: bool) -> Engine:
         if asked in ("graph", "compiled"):
             raise InputError(f"train.engine={asked} needs a GPU, got {device.type}; auto takes what there is")
         return PLAIN if asked == "plain" else Engine()
-    return {
-        "auto": Engine(graph=True, compile=compile),
-        "compiled": Engine(graph=True, compile=True),
-        "graph": Engine(graph=True, compile=False),
-        "plain": PLAIN,
-    }[asked]
+    compile = asked == "compiled" or (asked == "auto" and compile)
+    return PLAIN if asked == "plain" else Engine(graph=True, compile=compile, fused=compile)
+
+
+def choose_for_samples(asked: str, device: torch.device) -> Engine:
+    """Of fresh samples a seed is to mean the same image, however many are drawn and whoever draws them."""
+    on_gpu = device.type == "cuda"
+    return PLAIN if asked == "plain" else Engine(graph=on_gpu, fused=on_gpu, repeatable=True)
 
 
 def resolve_precision(asked: str, device: torch.device) -> str:
@@ -71,96 +71,104 @@ def resolve_precision(asked: str, device: torch.device) -> str:
 
 # --- capturing ---
 
+Way = tuple[str, Callable[..., Any]]  # a name for people, and the function
+
 
 class Captured:
     """A function of tensors that is replayed from a CUDA graph after a few plain calls; on a CPU it never is.
 
-    These are real calls, so the function may have effects. Whatever it uses beside its arguments is fixed at
+    `ways` compute the same, the fastest first: where one cannot be compiled, the next is taken. The plain
+    calls are real ones, so the function may have effects. Whatever it uses beside its arguments is fixed at
     the capture, or read from memory that does not move. What it returns is overwritten by the next call.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        device: torch.device,
-        *,
-        what: str,
-        compiled: Callable[..., Any] | None = None,
-    ):
-        self.function = compiled or function
-        self._uncompiled = function if compiled else None  # kept until the first call has worked
-        self.what = what
+    def __init__(self, ways: Sequence[Way], device: torch.device, *, what: str, repeatable: bool = False):
+        self._ways = list(ways)
+        self._what, self._repeatable = what, repeatable
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: list[Tensor] | None = None
+        self._inputs: list[Tensor | None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._capturable = True
 
-    def __call__(self, *given: Tensor) -> Any:
+    @property
+    def how(self) -> str:
+        """In fact, not in plan."""
+        name = self._ways[0][0]
+        return name if self._graph is None else f"{name}, CUDA graph" if name != "plain" else "CUDA graph"
+
+    def __call__(self, *given: Tensor | None) -> Any:
         self._take(given)
         if self._graph is not None:
             self._graph.replay()
             return self._outputs
+        self._calls += 1
         if self._stream is None:
             return self._plainly()
-        self._calls += 1
         # Not on the default stream: the capture must find nothing there that it would have to wait for.
-        side, main = self._stream, torch.cuda.current_stream()
+        side, main = self._stream, torch.cuda.current_stream(self._stream.device)
         side.wait_stream(main)
-        with torch.cuda.stream(side), fastest_convolutions():
-            outputs = self._plainly() if self._calls <= PLAIN_CALLS else self._capture(side)
+        with torch.cuda.stream(side), convolutions(repeatable=self._repeatable):
+            ready = self._capturable and self._calls > PLAIN_CALLS
+            outputs = self._capture(side) if ready else self._plainly()
         main.wait_stream(side)
         if self._graph is not None:
             self._graph.replay()
         return outputs
 
-    def _take(self, given: tuple[Tensor, ...]) -> None:
+    def _take(self, given: tuple[Tensor | None, ...]) -> None:
         """Into the memory that the graph reads."""
         if self._inputs is None:
-            self._inputs = [tensor.detach().clone() for tensor in given]
+            self._inputs = [None if tensor is None else tensor.detach().clone() for tensor in given]
             return
         for mine, tensor in zip(self._inputs, given, strict=True):
-            if tensor is not mine:
+            if mine is not None and tensor is not None and tensor is not mine:
+                assert mine.shape == tensor.shape  # copy_ would stretch it
                 mine.copy_(tensor)
 
+    def _compute(self) -> Any:
+        return self._ways[0][1](*self._inputs or ())
+
     def _plainly(self) -> Any:
-        if self._uncompiled is None:
-            return self.function(*self._inputs or ())
-        fallback, self._uncompiled = self._uncompiled, None
-        say(f"compiling {self.what}: up to a minute")
-        try:
-            return self.function(*self._inputs or ())
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            # Compilers fail in many ways: none of them is a reason to stop.
-            say(f"{self.what} is not compiled: {first_line(error)}")
-            self.function = fallback
-            return self.function(*self._inputs or ())
+        while self._calls == 1 and len(self._ways) > 1:
+            name, _ = self._ways[0]
+            say(f"preparing {self._what} ({name}): some ten seconds, less the next time")
+            try:
+                return self._compute()
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                # Compilers fail in many ways: none of them is a reason to stop.
+                say(f"{self._what} runs without that: {first_line(error)}")
+                del self._ways[0]
+        return self._compute()
 
     def _capture(self, stream: torch.cuda.Stream) -> Any:
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=stream):
-                self._outputs = self.function(*self._inputs or ())
+            # Other threads, as NCCL's, may go on with what they do.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                self._outputs = self._compute()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            say(f"{self.what} runs without a CUDA graph: {first_line(error)}")
-            self._stream = None
-            return self.function(*self._inputs or ())
+            say(f"{self._what} runs without a CUDA graph: {first_line(error)}")
+            self._capturable = False
+            return self._compute()
         self._graph = graph
         return self._outputs
 
 
 @contextmanager
-def fastest_convolutions() -> Iterator[None]:
-    """Let cuDNN try its algorithms: a capture keeps what it chose."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+def convolutions(*, repeatable: bool) -> Iterator[None]:
+    """Let cuDNN measure which algorithm is fastest, or take the same ones always; a capture keeps them."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = not repeatable, repeatable
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = before
+        cudnn.benchmark, cudnn.deterministic = before
 
 
 def say(line: str) -> None:
@@ -216,42 +224,48 @@ class FastMover:
         self.engine, self.precision = engine, precision
         self.device = next(network.parameters()).device
         self._copy = FrozenCopy(network, torch.bfloat16 if precision == "bf16" else torch.float32)
-        fused = engine.compile and precision == "bf16" and FusedNetwork.supports(network, self.device)
+        fused = engine.fused and precision == "bf16" and FusedNetwork.supports(network, self.device)
         self._fused = FusedNetwork(network) if fused else None
         self._steps: dict[tuple, Captured] = {}
-        self._alpha = torch.zeros((), device=self.device)
+        self._alpha = torch.zeros((), device=self.device)  # where a graph reads it
         self._alpha_now = 0.0
-        self.refresh = Captured(self._refresh, self.device, what="copying weights")
+        refreshed = [part.refresh for part in (self._copy, self._fused) if part is not None]
+        self.refresh = Captured(
+            [("plain", lambda: [refresh() for refresh in refreshed])], self.device, what="copying weights"
+        )
 
-    def _refresh(self) -> None:
-        self._copy.refresh()
-        if self._fused is not None:
-            self._fused.refresh()
+    @property
+    def how(self) -> str:
+        """How the last kind of step is computed."""
+        last = next(reversed(self._steps.values()), None)
+        return f"{last.how if last else 'not yet'}, {self.precision}"
 
     def __call__(self, walk: Walk, x: Tensor, goal: Tensor, alpha: float, noise: Tensor | None) -> Tensor:
         key = (walk.energy, walk.bounds, x.shape, goal.shape, noise is None)
         if key not in self._steps:
-            self._steps[key] = self._new_step(walk, x.shape)
+            ways = [(name, self._step(walk, by)) for name, by in self._gradients(walk.energy, x.shape)]
+            self._steps[key] = Captured(
+                ways, self.device, what="the sampler", repeatable=self.engine.repeatable
+            )
         if alpha != self._alpha_now:
             self._alpha.fill_(alpha)
             self._alpha_now = alpha
-        return self._steps[key](x, goal, *([] if noise is None else [noise]))
+        return self._steps[key](x, goal, noise)
 
-    def _new_step(self, walk: Walk, shape: torch.Size) -> Captured:
-        def step_by(gradient: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-            def step(x: Tensor, goal: Tensor, noise: Tensor | None = None) -> Tensor:
-                return x.copy_(stepped(x, gradient(x, goal), self._alpha, noise, walk.bounds))
-
-            return step
-
-        plain = step_by(functools.partial(self._copy.gradient, walk.energy))
-        compiled = step_by(self._compiled_gradient(walk.energy, shape)) if self.engine.compile else None
-        return Captured(plain, self.device, compiled=compiled, what="the sampler")
-
-    def _compiled_gradient(self, energy: Energy, shape: torch.Size) -> Callable[[Tensor, Tensor], Tensor]:
+    def _gradients(self, energy: Energy, shape: torch.Size) -> Iterator[Way]:
         if self._fused is not None and self._fused.fits(shape):
-            return functools.partial(self._fused.gradient, energy)
-        return self._copy.compiled_gradient(energy)
+            yield "fused kernels", functools.partial(self._fused.gradient, energy)
+        if self.engine.compile:
+            yield "compiled", self._copy.compiled_gradient(energy)
+        yield "plain", functools.partial(self._copy.gradient, energy)
+
+    def _step(self, walk: Walk, gradient: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+        alpha = self._alpha  # not self: a mover that refers to itself would outlive its use
+
+        def step(x: Tensor, goal: Tensor, noise: Tensor | None) -> Tensor:
+            return x.copy_(stepped(x, gradient(x, goal), alpha, noise, walk.bounds))
+
+        return step
 
 
 def new_mover(network: nn.Module, engine: Engine, precision: str) -> PlainMover | FastMover:

@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from gmmc import backbones
 from gmmc.errors import InputError
 
 NEEDS = {
@@ -35,7 +36,7 @@ NEEDS = {
     "mask": {"activation"},
     "mask_add": {"activation", "residual"},
 }
-SLOPE = tl.constexpr(0.2)
+SLOPE = tl.constexpr(backbones.SLOPE)
 # Triton's interpreter, which runs the kernels on a CPU for tests, cannot multiply bf16.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 ELEMENTS = 1024  # of a program of the elementwise kernels

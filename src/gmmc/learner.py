@@ -62,7 +62,7 @@ class Learner:
         self.average = Average(self.model, cfg.train.ema) if cfg.train.ema else None
         self.updater = Updater(self.model, cfg, fabric, self._engine(self.plan.total, COMPILE_FROM_UPDATES))
         self.updater.begin(self.plan.at(0).phase)
-        self.mover = self._new_mover()
+        self.mover = self._new_mover() if cfg.samples else None
         self.meter = health.Meter(self.device)
         self.buffer = self._new_buffer() if cfg.samples else None
 
@@ -74,6 +74,9 @@ class Learner:
             model = Classifier(cfg, data.shape, data.class_names, priors).to(self.device)
         if isinstance(model.start, GaussianStart):
             model.start.fit(data.train)
+        if self.fabric.world_size > 1:  # drawn alike by all, but machines may differ in the last bits
+            for tensor in model.state_dict().values():
+                torch.distributed.broadcast(tensor, src=0)
         return model
 
     def _engine(self, calls: int, compile_from: int) -> engine.Engine:
@@ -171,6 +174,7 @@ class Learner:
         noise = BatchNoise(self.share, self.source("targets", self.step))
         sampler = dataclasses.replace(self.cfg.sampler, alpha=self.cfg.sampler.alpha * pace)
         walk = SAMPLERS[sampler.name](self.model.chains(drawn.labels, noise), sampler)
+        assert self.mover is not None
         if isinstance(self.mover, FastMover):
             self.mover.refresh()
             return descend(self.mover, walk, drawn.images, steps=sampler.steps)
@@ -213,14 +217,15 @@ class Learner:
         """The weights to evaluate and to sample from."""
         return self.average.model if self.average else self.model
 
-    def validate(self, line: dict[str, Any]) -> float:
-        model = self.best_model
-        if model.head.means is not None:
-            # A running estimate, for the accuracies: with unequal priors γ² has a say in them.
-            gamma2 = core.estimate_gamma2(torch.tensor(line["real_energy"]), model.dim)
-            for head in (model.head, self.model.head):
+    def estimate_running_gamma2(self, line: dict[str, Any]) -> None:
+        """In all processes, for the accuracies: with unequal priors γ² has a say in them."""
+        if self.model.head.means is not None:
+            gamma2 = core.estimate_gamma2(torch.tensor(line["real_energy"]), self.model.dim)
+            for head in (self.best_model.head, self.model.head):
                 head.gamma2.fill_(gamma2)
-        predicted = model.predict(self.data.valid.images).cpu()
+
+    def validate(self) -> float:
+        predicted = self.best_model.predict(self.data.valid.images).cpu()
         return (predicted == self.data.valid.labels).float().mean().item()
 
     def over_processes(self, tensor: Tensor) -> Tensor:
@@ -246,7 +251,7 @@ class Learner:
             "rollbacks": self.rollbacks,
             "processes": self.fabric.world_size,
             "precision": self.precision,
-            "engine": self.updater.engine.name,
+            "engine": self.updater.how,
             "data_sha256": self.data.fingerprint,
             "commit": provenance.commit(),
         }
@@ -281,8 +286,7 @@ class Learner:
         if self.average:
             average = self.average.model.state_dict()
             tensors |= {f"average.{name}": tensor for name, tensor in average.items()}
-        for index, slots in self.updater.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{k}": v for k, v in slots.items() if v is not None}
+        tensors |= {f"optimizer.{name}": slot for name, slot in self.updater.slots().items()}
         shard = {f"buffer.{k}": v for k, v in self.buffer.state_dict().items()} if self.buffer else {}
         # Only between two lines are the sums not zero, and only a single process is interrupted there.
         tensors["meter.sums"] = self.meter.sums
@@ -294,6 +298,7 @@ class Learner:
             "lines": self.lines,
             "threads": torch.get_num_threads(),
             "device": self.device.type,
+            "precision": self.precision,
             "processes": self.fabric.world_size,
             "data": self.data.fingerprint,
         }
@@ -309,12 +314,8 @@ class Learner:
         self.model.load_state_dict(_part(state.tensors, "model"))
         if self.average:
             self.average.model.load_state_dict(_part(state.tensors, "average"))
-        self.updater.begin(self.plan.at(max(0, self.step - 1)).phase)
-        optimizer = self.updater.optimizer.state_dict()
-        for key, tensor in _part(state.tensors, "optimizer").items():
-            index, name = key.split(".")
-            optimizer["state"].setdefault(int(index), {})[name] = tensor.clone()
-        self.updater.optimizer.load_state_dict(optimizer)
+        phase = self.plan.at(max(0, self.step - 1)).phase
+        self.updater.begin(phase, _part(state.tensors, "optimizer"))
         if self.buffer:
             self.buffer.load_state_dict(_part(state.shard, "buffer"))
         self.meter.sums.copy_(state.tensors["meter.sums"])

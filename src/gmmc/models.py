@@ -168,9 +168,8 @@ class Classifier(nn.Module):
         if not self.can_sample:
             raise InputError("a softmax classifier trained without samples cannot draw: it has no means")
         images = []
-        blocks = list(self._blocks(y))
-        move = self._mover(steps * len(blocks))
-        for first, count, padded in blocks:
+        move = self._mover()
+        for first, count, padded in self._blocks(y):
             images.append(self._chains(move, padded, seed + first, steps)[:count])
             if on_progress:
                 on_progress(first + count)
@@ -188,9 +187,8 @@ class Classifier(nn.Module):
         if not frames or min(frames) < 0:
             raise InputError(f"frames must be numbers of steps, at least 0, got {list(frames)}")
         parts = []
-        blocks = list(self._blocks(self.label_tensor(labels, len(labels))))
-        move = self._mover(max(frames) * len(blocks))
-        for first, count, padded in blocks:
+        move = self._mover()
+        for first, count, padded in self._blocks(self.label_tensor(labels, len(labels))):
             seen: dict[int, Tensor] = {}
 
             def keep(step: int, x: Tensor, seen: dict[int, Tensor] = seen) -> None:
@@ -208,20 +206,17 @@ class Classifier(nn.Module):
             part = labels[first : first + size]
             yield first, len(part), torch.cat([part, part[-1:].expand(size - len(part))])
 
-    def _mover(self, steps: int) -> Mover:
-        """The fastest way to make so many steps here."""
-        return engine.new_mover(self.backbone, self.sampling_engine(steps), self.sampling_precision)
+    def _mover(self) -> Mover:
+        return engine.new_mover(self.backbone, self._sampling_engine, self.sampling_precision)
 
-    def sampling_engine(self, steps: int) -> engine.Engine:
-        """How `sample` makes so many steps on this device."""
-        pays = steps >= engine.COMPILE_FROM_STEPS
-        asked = self.cfg.train.engine
-        elsewhere = self.device.type != "cuda" and asked != "plain"  # a model may move to another device
-        return engine.choose("auto" if elsewhere else asked, self.device, compile=pays)
+    @property
+    def _sampling_engine(self) -> engine.Engine:
+        return engine.choose_for_samples(self.cfg.train.engine, self.device)
 
     @property
     def sampling_precision(self) -> str:
-        if not self.sampling_engine(0).copy:
+        """That of the training, unless the plain sampler is asked for."""
+        if not self._sampling_engine.copy:
             return "fp32"
         return engine.resolve_precision(self.cfg.train.precision, self.device)
 

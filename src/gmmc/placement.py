@@ -11,7 +11,9 @@ from torch import Tensor
 from gmmc.errors import InputError
 
 GIGABYTE = 1e9
-ROWS_AT_ONCE = 4096  # of a table that is too large for the device: what may lie there at a time
+ROWS_AT_ONCE = (
+    4096  # what is computed for a whole table is computed in parts: it may be larger than the device
+)
 
 
 class OnDevice:
@@ -27,11 +29,6 @@ class OnDevice:
 
     def __len__(self) -> int:
         return len(self.tensor)
-
-    @property
-    def at_once(self) -> int:
-        """How many rows may be worked on at a time."""
-        return len(self)
 
     def take(self, index: Tensor) -> Tensor:
         return self.tensor.index_select(0, index.to(self.index_device))
@@ -49,7 +46,6 @@ class OnHost:
     was launched before.
     """
 
-    at_once = ROWS_AT_ONCE
     index_device = torch.device("cpu")
 
     def __init__(self, rows: Tensor, device: torch.device | str):
@@ -108,8 +104,6 @@ class Room:
     """
 
     def __init__(self, device: torch.device | str, gigabytes: float):
-        if not 0 <= gigabytes < math.inf:
-            raise InputError(f"train.memory must be a number of gigabytes, 0 or more, got {gigabytes}")
         self.device = torch.device(device)
         self.notes: list[str] = []
         if gigabytes > 0:
@@ -128,7 +122,7 @@ class Room:
             self.left -= size
             return OnDevice(rows, self.device)
         self.notes.append(
-            f"{len(rows):,} {what} ({size / GIGABYTE:.3g} GB) stay in host memory: {self._limit}"
+            f"{len(rows):,} {what} ({size / GIGABYTE:.3g} GB) are streamed from host memory: {self._limit}"
         )
         return OnHost(rows, self.device)
 

@@ -52,6 +52,8 @@ class Mover(Protocol):
 class PlainMover:
     """The step as it is written; the reference for any faster way."""
 
+    how = "plain"
+
     def __init__(self, features: Callable[[Tensor], Tensor]):
         self.features = features
 

@@ -152,8 +152,10 @@ class Loop:
         if reason:
             return self.recover(line, reason)
         learner.meter.reset()
-        if epoch_done and len(learner.data.valid) and is_leader():
-            line["valid_accuracy"] = learner.validate(line)
+        if epoch_done and len(learner.data.valid):
+            learner.estimate_running_gamma2(line)
+            if is_leader():
+                line["valid_accuracy"] = learner.validate()
         self.log(line)
         if "valid_accuracy" in line:
             self.accuracy, self.measured_on = line["valid_accuracy"], "the validation images"
@@ -245,6 +247,9 @@ def moved(state: State, learner: Learner) -> str:
     parts = []
     if state.info["device"] != learner.device.type:
         parts.append(f", begun on {state.info['device']}")
+    before = state.info.get("precision", learner.cfg.train.precision)  # older states do not say
+    if before != learner.precision:
+        parts.append(f", now in {learner.precision} instead of {before}")
     if state.info["processes"] != learner.fabric.world_size:
         count = learner.fabric.world_size
         noun = "process" if count == 1 else "processes"
@@ -283,6 +288,8 @@ def interruptible() -> Iterator[threading.Event]:
 
     def request(number, frame):
         stop.set()
+        if is_leader():
+            print("stopping after this update; again to stop at once", file=sys.stderr)
         for signum, handler in old.items():
             signal.signal(signum, handler)
 

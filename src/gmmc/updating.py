@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+FUSED_ON = {"cuda"}  # one kernel for all parameters
 
 
 class Updated(NamedTuple):
@@ -40,11 +41,27 @@ class Updater:
         self._beta = torch.zeros((), device=model.device)  # where a graph reads it
         self._captured: tuple[tuple, Captured] | None = None  # of the present kind of batch
 
-    def begin(self, phase: PhaseConfig) -> None:
-        """A new optimiser, without a memory."""
+    def begin(self, phase: PhaseConfig, slots: dict[str, Tensor] | None = None) -> None:
+        """A new optimiser, with no memory or with these slots."""
         nesterov = {"momentum": phase.momentum, "nesterov": True} if phase.optimizer == "sgd" else {}
-        fused = self.model.device.type == "cuda"
+        fused = self.model.device.type in FUSED_ON
         self.optimizer = OPTIMIZERS[phase.optimizer](self.parameters, lr=phase.lr, fused=fused, **nesterov)
+        state = self.optimizer.state_dict()
+        for key, slot in (slots or {}).items():
+            index, name = key.split(".")
+            place = state["state"].setdefault(int(index), {})
+            place[name] = laid_out_like(self.parameters[int(index)], slot)
+        self.optimizer.load_state_dict(state)
+
+    def slots(self) -> dict[str, Tensor]:
+        """What the optimiser keeps of each parameter, by the parameter's number and the slot's name."""
+        state = self.optimizer.state_dict()["state"]
+        return {
+            f"{index}.{name}": slot
+            for index, slots in state.items()
+            for name, slot in slots.items()
+            if slot is not None
+        }
 
     def prepare(self, now: Moment, *, pace: float, limit: float) -> None:
         """The optimiser as this moment wants it; moments of another kind of optimiser mean nothing to it."""
@@ -85,32 +102,34 @@ class Updater:
 
     def _replayed(self, real: Pair, contrast: Tensor | None, sampled: Pair | None, beta: float) -> Outcome:
         """The same from a CUDA graph; another one for another kind of batch."""
-        parts = [*real, *([] if contrast is None else [contrast]), *([] if sampled is None else sampled)]
-        contrasted = contrast is not None
-        kind = (
-            len(real[1]),
-            contrasted,
-            sampled is not None,
-            self.loss.limit,
-            has_live_statistics(self.model),
-        )
+        live = has_live_statistics(self.model)
+        kind = (len(real[1]), contrast is None, sampled is None, self.loss.limit, live)
         if self._captured is None or self._captured[0] != kind:
-            backward = functools.partial(self._backward_of, contrasted)
-            compiled = None
+            network = self.model.backbone
+            ways = [("plain", functools.partial(self._flat_backward, network))]
             if self.engine.compile:
-                network = torch.compile(self.model.backbone, dynamic=False)
-                compiled = functools.partial(self._backward_of, contrasted, network=network)
-            self._captured = kind, Captured(backward, self.model.device, compiled=compiled, what="the update")
+                compiled = torch.compile(network, dynamic=False)
+                ways.insert(0, ("compiled", functools.partial(self._flat_backward, compiled)))
+            self._captured = kind, Captured(ways, self.model.device, what="the update")
         self._beta.fill_(beta)
-        return self._captured[1](*parts)
+        return self._captured[1](*real, contrast, *(sampled or (None, None)))
 
-    def _backward_of(
-        self, contrasted: bool, *parts: Tensor, network: Callable[[Tensor], Tensor] | None = None
+    def _flat_backward(
+        self,
+        network: Callable[[Tensor], Tensor],
+        x: Tensor,
+        y: Tensor,
+        contrast: Tensor | None,
+        sampled_x: Tensor | None,
+        sampled_y: Tensor | None,
     ) -> Outcome:
-        x, y, *rest = parts
-        contrast = rest.pop(0) if contrasted else None
-        sampled = (rest[0], rest[1]) if rest else None
+        sampled = None if sampled_x is None or sampled_y is None else (sampled_x, sampled_y)
         return self._backward((x, y), contrast, sampled, self._beta, network)
+
+    @property
+    def how(self) -> str:
+        """How the last kind of update is computed."""
+        return self._captured[1].how if self._captured else "plain"
 
     def _share_gradients(self) -> None:
         """The mean over all processes."""
@@ -122,3 +141,10 @@ class Updater:
         assert isinstance(mean, Tensor)
         for gradient, part in zip(gradients, mean.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+def laid_out_like(parameter: Tensor, slot: Tensor) -> Tensor:
+    """A copy in the parameter's order in memory, which a fused optimiser takes for granted."""
+    if slot.shape != parameter.shape:
+        return slot.clone()
+    return torch.empty_like(parameter, dtype=slot.dtype).copy_(slot)

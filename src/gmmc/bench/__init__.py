@@ -16,7 +16,7 @@ from gmmc.bench import measure, reference, summary, variants
 from gmmc.bench.cells import DISCRIMINATIVE, GENERATIVE, SAMPLING, Cell, Preset, choose_preset
 from gmmc.bench.ours import CLASSES, LR, new_learner, with_steps
 from gmmc.bench.summary import OURS, REFERENCE, Measured
-from gmmc.engine import first_line
+from gmmc.engine import first_line, resolve_precision
 from gmmc.evaluations.result import Result
 from gmmc.learner import Learner
 from gmmc.progress import Progress
@@ -111,12 +111,12 @@ def our_classifier(bench: Bench, cell: Cell) -> None:
 
 
 def engine_of(learner: Learner) -> str:
-    return f"{learner.updater.engine.name}, {learner.precision}"
+    sampler = f"; sampler {learner.mover.how}" if learner.mover else ""
+    return f"update {learner.updater.how}, {learner.precision}{sampler}"
 
 
 def plain_reference(bench: Bench, cell: Cell) -> None:
     preset = bench.preset
-    measure.forget_peak(bench.device)
     loop = reference.plain_loop(
         cell.network,
         cell.shape,
@@ -142,6 +142,7 @@ def plain_reference(bench: Bench, cell: Cell) -> None:
     }
     with reference.as_published():
         for phase in cell.phases:
+            measure.forget_peak(bench.device)
             timing = bench.time(calls[phase], warmup=REFERENCE_WARMUP)
             bench.note(cell, phase, REFERENCE, timing.per(preset.steps) if phase == SAMPLING else timing)
 
@@ -166,8 +167,14 @@ def tidy_up(device: torch.device) -> None:
 def result_of(bench: Bench) -> Result:
     values, ranges = summary.tabulate(bench.found, bench.rates, bench.preset.steps)
     images = summary.per_image(bench.found)
+    void = summary.void_reference(values, provenance.hardware(bench.device))
+    values = {
+        key: value
+        for key, value in values.items()
+        if not (key.endswith("/ratio") and any(key.startswith(f"{cell}/") for cell in void))
+    }
     flags = [
-        *summary.void_reference(values, provenance.hardware(bench.device)),
+        *void.values(),
         *summary.rising(images),
         *summary.unsteady(ranges),
         *(
@@ -188,7 +195,7 @@ def conditions(bench: Bench) -> dict[str, Any]:
         "data": "synthetic images",
         "preset": preset.name,
         "steps": preset.steps,
-        "matrix_product": f"{preset.matmul}³, {'bf16' if on_gpu else 'fp32'}, before and after the rest",
+        "matrix_product": f"{preset.matmul}³, {resolve_precision('auto', bench.device)}, before and after",
         "intervals": "the range of the blocks of calls, not 95% intervals",
         "reference": "eager fp32" + (", convolutions in TF32" if on_gpu else "") + ", without augmentation",
         "reference_expected": summary.EXPECTED,

@@ -74,4 +74,8 @@ def choose_preset(name: str, device_type: str) -> Preset:
         return DEFAULT if device_type == "cuda" else CPU
     if name not in PRESETS:
         raise InputError(f"--preset must be one of auto, {', '.join(PRESETS)}, got {name!r}")
+    if name != CPU.name and device_type != "cuda":
+        raise InputError(
+            f"--preset {name} is for a GPU and would take hours here; auto takes the one for a CPU"
+        )
     return PRESETS[name]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gmmc.backbones import build_backbone
 from gmmc.config import ModelConfig
+from gmmc.engine import resolve_precision
 from gmmc.pixels import Shape
 
 BLOCKS = 5
@@ -65,20 +66,24 @@ def synchronise(device: torch.device) -> None:
 
 def forget_peak(device: torch.device) -> None:
     if device.type == "cuda":
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> float | None:
-    """Gigabytes (10⁹ bytes) of tensors at once since the peak was forgotten; of a GPU only."""
-    return torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None
+    """Gigabytes (10⁹ bytes) taken at once since the peak was forgotten; of a GPU only.
+
+    Taken, not filled: what a CUDA graph keeps for itself counts too.
+    """
+    return torch.cuda.max_memory_reserved(device) / 1e9 if device.type == "cuda" else None
 
 
 # --- arithmetic -----------------------------------------------------------------------------------
 
 
 def matmul_rate(device: torch.device, size: int, *, seconds: float) -> float:
-    """TFLOP/s of a large matrix product: bf16 on a GPU, fp32 on a CPU. What the device can do at best."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    """TFLOP/s of a large matrix product, in bf16 where that is built in. What the device can do at best."""
+    dtype = torch.bfloat16 if resolve_precision("auto", device) == "bf16" else torch.float32
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     timing = time_calls(lambda: a @ b, device, warmup=3, seconds=seconds)
     return 2 * size**3 / timing.median / 1e12

@@ -90,17 +90,20 @@ def per_image(found: Iterable[Measured]) -> dict[str, dict[str, list[float]]]:
 # --- doubts ---------------------------------------------------------------------------------------
 
 
-def void_reference(values: dict[str, float], hardware: str) -> list[str]:
-    """Where it is known how long the public code takes, the reference has to take about as long."""
+def void_reference(values: dict[str, float], hardware: str) -> dict[str, str]:
+    """Where it is known how long the public code takes, the reference has to take about as long.
+
+    Gives what is wrong with which cell.
+    """
     if EXPECTED_ON not in hardware:
-        return []
-    doubts = []
+        return {}
+    doubts = {}
     for cell, expected in EXPECTED.items():
         took = values.get(f"{cell}/generative/reference_ms")
         if took is not None and abs(took / expected - 1) > TOLERANCE:
-            doubts.append(
+            doubts[cell] = (
                 f"void: a generative iteration of {cell} takes the reference {took:.1f} ms, the public code "
-                f"{expected} ms; more than {TOLERANCE:.0%} apart, the ratios say nothing"
+                f"{expected} ms; more than {TOLERANCE:.0%} apart, a ratio would say nothing"
             )
     return doubts
 

@@ -99,7 +99,7 @@ class TrainConfig(Section):
     ema: float = _number(0.0, at_least=0, at_most=0.999999)  # decay of averaged weights; 0: the last weights
     seed: int = _number(0, at_least=0, at_most=2**63 - 1)
     # bf16: mixed, weights and energies stay fp32; auto: bf16 where it is built in, else fp32
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = field(default="auto", metadata=PLACE)
     # auto: on a GPU CUDA graphs, and compiled code where it pays; plain: the reference. See engine.py.
     engine: Literal["auto", "compiled", "graph", "plain"] = field(default="auto", metadata=PLACE)
     # GB on the device for images and chains, the rest is streamed; 0: half of what is free.

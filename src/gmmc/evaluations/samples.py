@@ -69,6 +69,7 @@ def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
             seeds=f"{cfg.seed}..{cfg.seed + cfg.samples - 1}",
             steps=model.cfg.sample.steps,
             sampler=model.cfg.sampler.name,
+            sampler_precision=model.sampling_precision,
             alpha=model.cfg.sampler.alpha,
             judge=f"SVC (RBF) on {len(real)} real training images, pixels",
         ),
