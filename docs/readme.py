@@ -101,7 +101,64 @@ def cifar10_table() -> str:
     return f"{table(header, rows)}\n{told}\n"
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"digits": digits_table, "cifar10-dis": cifar10_table}
+def bench_table() -> str:
+    found = results("bench-h200")["bench"]
+    values, conditions = found["values"], found["conditions"]
+    places = [key.removesuffix("/ours_ms") for key in values if key.endswith("/ours_ms")]
+    rows = []
+    for place in places:
+        network, batch, phase = place.split("/")
+        of = {name: values.get(f"{place}/{name}") for name in ("ours_ms", "reference_ms", "ratio", "tflops")}
+        share, epoch = values.get(f"{place}/share_of_matmul"), values.get(f"{place}/epoch_seconds")
+        rows.append(
+            [
+                f"{network.upper()}, {batch}",
+                {"sampling": "sampling step"}.get(phase, f"{phase} update"),
+                f"**{of['ours_ms']:.3g} ms**",
+                f"{of['reference_ms']:.3g} ms",
+                f"**{of['ratio']:.1f}×**",
+                f"{of['tflops']:.0f} ({share:.0%})",
+                f"{epoch:.3g} s" if epoch else "–",
+            ]
+        )
+    header = [
+        "network, batch",
+        "",
+        "gmmc",
+        "plain loop",
+        "",
+        "TFLOP/s (of the matrix rate)",
+        "CIFAR-10 epoch",
+    ]
+    doubts = f" Doubts: {'; '.join(found['flags'])}." if found["flags"] else ""
+    told = (
+        f"One {conditions['hardware']}, torch {conditions['torch']}, commit {conditions['commit'][:10]}, "
+        f"{conditions['steps']} sampler steps per update; the matrix rate is {values['matmul_tflops']:.0f} "
+        f"TFLOP/s in the same run.{doubts} Ranges and conditions: [results/](results/bench-h200.json)."
+    )
+    return f"{table(header, rows)}\n{told}\n"
+
+
+def cpu_sentence() -> str:
+    found = results("bench-cpu")["bench"]
+    values, conditions = found["values"], found["conditions"]
+    ratios = {
+        name: [values[f"{cell}/{phase}/ratio"] for phase in ("sampling", "generative", "discriminative")]
+        for name, cell in (("a WRN-10-1", "wrn-10-1/16"), ("the tiny network of the demo", "small_cnn/64"))
+    }
+    told = "; ".join(f"{name} {' / '.join(f'{x:.1f}×' for x in of)}" for name, of in ratios.items())
+    return (
+        f"Against the plain loop on a CPU ({conditions['hardware']}), sampling / generative / discriminative "
+        f"{told} ([results/](results/bench-cpu.json)).\n"
+    )
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "digits": digits_table,
+    "cifar10-dis": cifar10_table,
+    "bench-h200": bench_table,
+    "bench-cpu": cpu_sentence,
+}
 
 
 def main() -> None:
