@@ -349,3 +349,35 @@ def test_on_a_gpu(tmp_path, data):
     images = data.test.images
     assert torch.allclose(on_cpu.logits(images), trained.logits(images).cpu(), rtol=0.02, atol=0.5)
     assert trained.sample(3).device.type == "cuda"
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+@pytest.mark.parametrize("labels", ["priors", "batch"])
+def test_what_does_not_fit_on_the_device_is_streamed_and_changes_nothing(data, device, labels):
+    train = {"device": device, "engine": "plain"}
+    buffer = {"labels": labels, "size": 60, "reinit": 0.3}
+    whole, streamed = (
+        make_learner(tiny_config(train={**train, "memory": memory}, buffer=buffer), data)
+        for memory in (0.0, 1e-9)
+    )
+    assert [note.split(" (")[0] for note in streamed.room.notes] == ["64 images", "60 chains"]
+    assert whole.room.notes == []
+    for learner in (whole, streamed):
+        for _ in range(7):  # four discriminative ones, then generative
+            learner.update()
+    assert torch.equal(streamed.buffer.images.cpu(), whole.buffer.images.cpu())
+    for mine, theirs in zip(streamed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert streamed.estimate_gamma2(streamed.model) == whole.estimate_gamma2(whole.model)
+
+
+def test_a_streamed_training_says_so_and_resumes(tmp_path, data, capsys):
+    cfg = tiny_config(train={"memory": 1e-9, "checkpoint_seconds": 0.0})
+    train(cfg, tmp_path / "run", data)
+    (tmp_path / "run" / "model.safetensors").unlink()
+    again = train(cfg, tmp_path / "run", data)
+    told = capsys.readouterr().err
+    assert "64 images (4.1e-06 GB) are streamed from host memory: train.memory=1e-09 GB" in told
+    plain = train(tiny_config(), tmp_path / "plain", data)
+    for mine, theirs in zip(again.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine, theirs)

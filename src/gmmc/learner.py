@@ -76,7 +76,9 @@ class Learner:
             model.start.fit(data.train)
         if self.fabric.world_size > 1:  # drawn alike by all, but machines may differ in the last bits
             for tensor in model.state_dict().values():
-                torch.distributed.broadcast(tensor, src=0)
+                leader_s = tensor.contiguous()  # collectives know no other layout
+                torch.distributed.broadcast(leader_s, src=0)
+                tensor.copy_(leader_s)
         return model
 
     def _engine(self, calls: int, compile_from: int) -> engine.Engine:
