@@ -326,8 +326,8 @@ def test_an_update_does_not_wait_for_the_gpu(data, sections, labels, start):
         objective={"name": "balanced", "shape": "huber"},
     )
     learner = make_learner(cfg, data)
-    for _ in range(5):
-        learner.update()  # the first of each phase may
+    for _ in range(10):
+        learner.update()  # the first few of each phase may
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(2):
