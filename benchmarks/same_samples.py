@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gmmc import commands, provenance
+from gmmc.errors import InputError
 from gmmc.models import Classifier
 from gmmc.pixels import as_unit, to_signed, to_uint8
 from gmmc.progress import Progress
@@ -26,14 +27,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run")
-    parser.add_argument("--number", type=int, default=5000)
+    parser.add_argument("run", help="a run folder")
+    parser.add_argument("--number", type=int, default=5000, help="of images; by default 5000")
     parser.add_argument("--steps", type=int, default=None, help="by default those of the recipe")
-    parser.add_argument("--features", type=Path, default=None)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, default=Path("runs/same_samples.json"))
+    parser.add_argument("--features", type=Path, default=None, help="a TorchScript file")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/same_samples.json"), help="the JSON file to write"
+    )
     arguments = parser.parse_args()
-    model = commands.load_model(arguments.run, arguments.device)
+    if arguments.number < 2:
+        parser.error(f"--number must be at least 2, got {arguments.number}")
+    if arguments.features and not arguments.features.is_file():
+        parser.error(f"--features must be a file, got {arguments.features}")
+    try:
+        model = commands.load_model(arguments.run, arguments.device)
+    except InputError as error:
+        parser.error(str(error))
     labels = torch.arange(arguments.number) % len(model.class_names)
     ways = {way: drawn(model, way, labels, arguments.steps) for way in ("plain", "auto")}
     images = {way: found.pop("images") for way, found in ways.items()}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gmmc import bench, cli
+from gmmc import bench, cli, commands
 from gmmc.bench import cells, measure, reference, summary, variants
 from gmmc.bench.cells import Cell, Preset, choose_preset
 from gmmc.bench.measure import Timing
@@ -18,6 +18,7 @@ from gmmc.config import SamplerConfig
 from gmmc.core import simplex_means, unit_energy
 from gmmc.engine import resolve_precision
 from gmmc.errors import Diverged, InputError
+from gmmc.evaluations import Result
 from gmmc.models import pick_device
 from gmmc.sampling import Chains, PlainMover, descend, staged
 
@@ -211,7 +212,7 @@ def test_time_must_be_linear_in_the_steps():
 def test_blocks_that_differ_are_told():
     assert summary.unsteady({"a": (10.0, 12.9)}) == []
     (flag,) = summary.unsteady({"a": (10.0, 12.9), "b": (10.0, 13.1)})
-    assert "1 of 2 times, b among them" in flag
+    assert "1 of 2 times (b)" in flag
 
 
 # --- the whole ------------------------------------------------------------------------------------
@@ -233,6 +234,10 @@ def test_the_promised_keys(results):
     assert results[-1].curves["tau"]["small_cnn/4"]["tau"] == [1, 2]
     assert results[-1].curves["per_image"]["small_cnn/sampling"]["batch"] == [4, 8]
     assert {"hardware", "torch", "commit", "engine", "settings"} <= results[-1].conditions.keys()
+    assert results[0].flags[0].startswith("incomplete: ")
+    assert not any(flag.startswith("incomplete") for flag in results[-1].flags)
+    low, high = results[-1].intervals["small_cnn/4/generative/ratio"]
+    assert low <= values["small_cnn/4/generative/ratio"] <= high
     precision = resolve_precision("auto", CPU)
     told = results[-1].conditions["engine"]
     assert told["small_cnn/4/generative"] == f"update plain, {precision}; sampler plain, {precision}"
@@ -301,6 +306,33 @@ def test_the_command(tmp_path, monkeypatch, capsys):
 
 
 ROW = {"threads": 1, "channels_last": True, "bf16": False, "compiled": False, "ms": 1.5}
+
+
+def test_a_complete_measurement_gives_way_only_to_another(tmp_path, monkeypatch):
+    def interrupted(*_):
+        yield Result({"a": 1.0}, {}, flags=["incomplete: 1 of 2 parts were not reached"])
+        raise KeyboardInterrupt
+
+    def kept():
+        return json.loads((tmp_path / "results.json").read_text())["bench"]["values"]
+
+    monkeypatch.setattr(bench, "run_bench", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        commands.run_bench("cpu", tmp_path, "cpu")
+    assert kept() == {"a": 1.0}  # better than nothing
+    monkeypatch.setattr(bench, "run_bench", lambda *_: iter([Result({"b": 2.0}, {})]))
+    commands.run_bench("cpu", tmp_path, "cpu")
+    monkeypatch.setattr(bench, "run_bench", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        commands.run_bench("cpu", tmp_path, "cpu")
+    assert kept() == {"b": 2.0}
+
+
+def test_the_command_refuses_the_current_folder(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["bench", "--preset", "cpu", "--out", ""])
+    assert stop.value.code == 2
+    assert "--out must be a folder of its own" in capsys.readouterr().err
 
 
 def test_the_command_refuses_what_it_does_not_know(tmp_path, capsys):

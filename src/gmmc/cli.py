@@ -204,7 +204,8 @@ def bench(
         str,
         typer.Option(
             help="default (WRN-28-10 and WRN-28-4, 3 minutes on an H200), full (widths 2, 4, 10 and batches "
-            "64 to 512), cpu (small networks, a minute), or auto: default on a GPU, else cpu."
+            "64 to 512), cpu (small networks, a minute on a quiet machine) "
+            "or auto: default on a GPU, else cpu."
         ),
     ] = "auto",
     out: Annotated[Path, typer.Option(help="The folder for results.json.")] = Path("runs/bench"),
@@ -212,19 +213,20 @@ def bench(
 ) -> None:
     """Measure the speed of sampling and training on this machine.
 
-    Against a plain loop, written as public implementations are, in the same run; with the share of the rate
-    of a large matrix product. On a CPU also which threads, layout and precision are best.
+    Against a plain loop, written as public implementations are, in the same run; brackets hold the range. The
+    matrix rate, that of one large matrix product, is about what the machine can do at best. On a CPU also
+    which threads, layout and precision are best. Nothing else should be running.
     """
     from gmmc.bench.summary import table, variant_table
     from gmmc.commands import run_bench
 
     result = run_bench(preset, out, device)
-    printing.print_table(*table(result.values), words=3)
+    for flag in result.flags:
+        print(f"! {flag}")
+    printing.print_table(*table(result.values, result.intervals), words=3)
     for name, rows in result.curves.get("variants", {}).items():
         print(f"\n{name}: one plain sampling step, fastest first")
         printing.print_table(*variant_table(rows), words=3, indent="  ")
-    for flag in result.flags:
-        print(f"! {flag}")
     print(f"\nAll of it: {out / 'results.json'}   to look at: gmmc report {out}")
 
 

@@ -134,16 +134,23 @@ def predict_files(
 
 
 def run_bench(preset: str, out: Path, device: str) -> Result:
-    """Measure speed on this machine. All that is known so far is in results.json after every part."""
+    """Measure speed on this machine. All that is known so far is in results.json after every part.
+
+    Unless there is a complete measurement already: that is replaced only by another.
+    """
+    if out == Path():
+        raise InputError("--out must be a folder of its own, got the current one")
     place = pick_device("cpu" if preset == "cpu" and device == "auto" else device)
     chosen = bench.choose_preset(preset, place.type)
     make_folder(out)
     folder = runs.RunFolder(out)
-    folder.results()  # refuse a damaged file before the work
+    before = folder.results().get("bench")
     result = None
     for result in bench.run_bench(chosen, place):
-        folder.save_results({"bench": result.entry()})
+        if before is None or any(flag.startswith("incomplete") for flag in before["flags"]):
+            folder.save_results({"bench": result.entry()})
     assert result is not None  # there is always the matrix product
+    folder.save_results({"bench": result.entry()})
     return result
 
 

@@ -52,7 +52,9 @@ def tabulate(
             values[f"{place}/{side}_ms"] = 1000 * m.timing.median
             ranges[f"{place}/{side}_ms"] = (1000 * m.timing.low, 1000 * m.timing.high)
         if len(sides) == 2:
-            values[f"{place}/ratio"] = sides[REFERENCE].timing.median / sides[OURS].timing.median
+            ours, other = sides[OURS].timing, sides[REFERENCE].timing
+            values[f"{place}/ratio"] = other.median / ours.median
+            ranges[f"{place}/ratio"] = (other.low / ours.high, other.high / ours.low)
         if OURS in sides:
             of_ours = arithmetic(sides[OURS], rates, steps)
             values |= {f"{place}/{name}": value for name, value in of_ours.items()}
@@ -130,18 +132,23 @@ def bent(cell: str, taus: Sequence[float], milliseconds: Sequence[float]) -> lis
 
 def unsteady(ranges: dict[str, tuple[float, float]]) -> list[str]:
     """What takes now this long and now that long was not alone on the machine."""
-    wide = [place for place, (low, high) in ranges.items() if high > (1 + WIDE) * low]
+    times = {place: span for place, span in ranges.items() if not place.endswith("/ratio")}
+    wide = [place for place, (low, high) in times.items() if high > (1 + WIDE) * low]
     if not wide:
         return []
-    among = f"{len(wide)} of {len(ranges)} times, {wide[0]} among them"
-    return [f"unsteady: the blocks differ by more than {WIDE:.0%} in {among}; is something else running?"]
+    among = f"{len(wide)} of {len(times)} times ({', '.join(wide)})"
+    return [
+        f"unsteady: blocks of calls differ by more than {WIDE:.0%} in {among}; is something else running?"
+    ]
 
 
-def table(values: dict[str, float]) -> tuple[list[str], list[list[str]]]:
+def table(
+    values: dict[str, float], ranges: dict[str, tuple[float, float]]
+) -> tuple[list[str], list[list[str]]]:
     """(header, rows) for people: a row per network, batch and phase."""
     columns = {
         "ours_ms": "ours, ms",
-        "reference_ms": "reference, ms",
+        "reference_ms": "plain loop, ms",
         "ratio": "times faster",
         "tflops": "TFLOP/s",
         "share_of_matmul": "of the matrix rate",
@@ -151,8 +158,10 @@ def table(values: dict[str, float]) -> tuple[list[str], list[list[str]]]:
     places = dict.fromkeys(key.rpartition("/")[0] for key in values if key.count("/") == 3)
     rows = []
     for place in places:
-        numbers = [values.get(f"{place}/{column}") for column in columns]
-        told = [_told(column, number) for column, number in zip(columns, numbers, strict=True)]
+        told = [_told(column, values.get(f"{place}/{column}")) for column in columns]
+        if f"{place}/ratio" in ranges:
+            low, high = ranges[f"{place}/ratio"]
+            told[list(columns).index("ratio")] += f" [{low:.2g}, {high:.2g}]"
         rows.append([*place.split("/"), *told])
     return ["network", "batch", "phase", *columns.values()], rows
 
@@ -160,7 +169,9 @@ def table(values: dict[str, float]) -> tuple[list[str], list[list[str]]]:
 def _told(column: str, number: float | None) -> str:
     if number is None:
         return "–"
-    return f"{number:.0%}" if column == "share_of_matmul" else f"{number:.3g}"
+    if column == "share_of_matmul":
+        return f"{number:.0%}"
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def variant_table(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

@@ -148,7 +148,7 @@ def panels(run: Run, entry: Entry) -> list[Panel]:
     if ratios:
         alt = f"How many times faster than the plain loop, by network, batch and phase, run {run.name}."
         built.append(Panel("Times faster than the plain loop", "", speedups(ratios, alt)))
-    shares = by_network(entry, "sampling/share_of_matmul")
+    shares = [line for line in by_network(entry, "sampling/share_of_matmul") if len(line.x) > 1]
     if shares:
         alt = f"Share of the matrix rate that sampling reaches, against the batch, run {run.name}."
         svg = against(shares, alt, x="batch", y="of the matrix rate", share=True)
