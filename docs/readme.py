@@ -135,7 +135,7 @@ def bench_table() -> str:
         "TFLOP/s (of the matrix rate)",
         "CIFAR-10 epoch",
     ]
-    doubts = f" Doubts: {'; '.join(found['flags'])}." if found["flags"] else ""
+    doubts = f" Doubts: {'; '.join(found['flags'])}" if found["flags"] else ""
     told = (
         f"One {conditions['hardware']}, torch {conditions['torch']}, commit {conditions['commit'][:10]}, "
         f"{conditions['steps']} sampler steps per update; the matrix rate is {values['matmul_tflops']:.0f} "
@@ -153,7 +153,7 @@ def cpu_table() -> str:
     }
     rows = [[name, *(f"{x:.1f}×" for x in of)] for name, of in ratios.items()]
     header = ["against the plain loop", "sampling step", "generative update", "discriminative update"]
-    doubts = f" Doubts: {'; '.join(found['flags'])}." if found["flags"] else ""
+    doubts = f" Doubts: {'; '.join(found['flags'])}" if found["flags"] else ""
     precision = "bf16" if all("bf16" in how for how in conditions["engine"].values()) else "fp32"
     told = (
         f"{conditions['hardware']}, in {precision}, commit {conditions['commit'][:10]}; ours with augmentation and "
