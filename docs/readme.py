@@ -156,8 +156,9 @@ def cpu_table() -> str:
     doubts = f" Doubts: {'; '.join(found['flags'])}" if found["flags"] else ""
     precision = "bf16" if all("bf16" in how for how in conditions["engine"].values()) else "fp32"
     told = (
-        f"{conditions['hardware']}, in {precision}, commit {conditions['commit'][:10]}; ours with augmentation and "
-        f"metrics, which a tiny network feels.{doubts} Conditions: [results/](results/bench-cpu.json)."
+        f"{conditions['hardware']}, in {precision}, commit {conditions['commit'][:10]}; ours with "
+        "augmentation and metrics, which a tiny network feels."
+        f"{doubts} Conditions: [results/](results/bench-cpu.json)."
     )
     return f"{table(header, rows)}\n{told}\n"
 
