@@ -132,7 +132,7 @@ class Captured:
     def _plainly(self) -> Any:
         while self._calls == 1 and len(self._ways) > 1:
             name, _ = self._ways[0]
-            say(f"preparing {self._what} ({name}): some ten seconds, less the next time")
+            say_once(f"preparing {self._what} ({name}): some ten seconds, less the next time")
             try:
                 return self._compute()
             except torch.OutOfMemoryError:
@@ -174,6 +174,12 @@ def convolutions(*, repeatable: bool) -> Iterator[None]:
 def say(line: str) -> None:
     if is_leader():
         print(line, file=sys.stderr)
+
+
+@functools.cache
+def say_once(line: str) -> None:
+    """In this process: who draws image after image has heard it."""
+    say(line)
 
 
 def first_line(error: Exception) -> str:

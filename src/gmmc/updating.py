@@ -110,7 +110,8 @@ class Updater:
             if self.engine.compile:
                 compiled = torch.compile(network, dynamic=False)
                 ways.insert(0, ("compiled", functools.partial(self._flat_backward, compiled)))
-            self._captured = kind, Captured(ways, self.model.device, what="the update")
+            what = "the update" if sampled is None else "the generative update"
+            self._captured = kind, Captured(ways, self.model.device, what=what)
         self._beta.fill_(beta)
         return self._captured[1](*real, contrast, *(sampled or (None, None)))
 
