@@ -50,7 +50,7 @@ def test_a_folder_with_results_only(tmp_path):
 
 def test_the_times_and_what_they_are_worth(tmp_path):
     page = page_of(bench_folder(tmp_path / "bench"), out=tmp_path / "page.html")
-    assert table_rows(page)["WRN-28-10, batch 64: one generative iteration"] == ["2.857"]
+    assert table_rows(page)["WRN-28-10, batch 64: one generative iteration"] == ["2.86×"]
     for words in (
         "WRN-28-10, 64 84.0 82.3–85.7 240 2.86× 400 58.6% 2.50",
         "WRN-28-4, 128 38.0 37.2–38.8 1\u202f446".replace("\u202f", " "),
@@ -58,6 +58,18 @@ def test_the_times_and_what_they_are_worth(tmp_path):
         "not a 95% interval",
     ):
         assert words in page.words.replace("\u202f", " ")
+    for number in ("number", "speed"):
+        assert f"Small print below a {number}" not in page.words
+
+
+def test_the_range_of_a_ratio_is_not_called_a_95_interval(tmp_path):
+    folder = bench_folder(tmp_path / "bench")
+    found = json.loads((folder / "results.json").read_text())
+    found["bench"]["intervals"]["wrn-28-10/64/generative/ratio"] = [2.7, 3.1]
+    (folder / "results.json").write_text(json.dumps(found))
+    page = page_of(folder, out=tmp_path / "page.html")
+    assert "2.86× 2.70–3.10" in page.words
+    assert "Small print below a speed is the range of its blocks of calls" in page.words
     assert "Small print below a number is its 95% interval" not in page.words
 
 

@@ -21,7 +21,7 @@ class Result:
 
     values: dict[str, float]
     conditions: dict[str, Any]
-    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)  # 95%, by the name of the value
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)  # 95% (bench: ranges), by value
     curves: dict[str, Any] = field(default_factory=dict)
     pictures: dict[str, Image] = field(default_factory=dict)  # path in the run folder → picture
     flags: list[str] = field(default_factory=list)

@@ -77,13 +77,19 @@ def headline(runs: Sequence[Run]) -> Section:
             shown = title.format(temperature=at)
             table.lines += group_lines(name, shown, runs, models, others, table)
     table.lines += training_lines(runs, len(models))
-    text = "Small print below a number is its 95% interval." if any_intervals(runs) else ""
-    return Section("headline", "At a glance", text, groups=[Group(tables=[table]), *literature(runs)])
+    groups = [Group(tables=[table]), *literature(runs)]
+    return Section("headline", "At a glance", small_print(runs), groups=groups)
 
 
-def any_intervals(runs: Sequence[Run]) -> bool:
-    """Those of a benchmark are ranges."""
-    return any(entry.intervals for run in runs for name, entry in run.results.items() if name != "bench")
+def small_print(runs: Sequence[Run]) -> str:
+    """What it is; of a benchmark no 95% interval."""
+    ranges = {(name, key) for run in runs for name, entry in run.results.items() for key in entry.intervals}
+    told = []
+    if any(name != "bench" for name, _ in ranges):
+        told.append("Small print below a number is its 95% interval.")
+    if any(name == "bench" and key.endswith("/ratio") for name, key in ranges):
+        told.append("Small print below a speed is the range of its blocks of calls.")
+    return " ".join(told)
 
 
 def published_rows(runs: Sequence[Run]) -> list[published.Row]:
@@ -125,7 +131,11 @@ def group_lines(
     """The lines of one evaluation under its title, and its doubts right below."""
     lines = [Line(title, kind="group")]
     for wanted in lines_of(name, runs):
-        ours = cells([run.results.get(name) for run in runs], [wanted.value] * len(runs))
+        entries = [run.results.get(name) for run in runs]
+        if name == "bench":
+            ours = [speed.number(entry, wanted.value) if entry else Cell() for entry in entries]
+        else:
+            ours = cells(entries, [wanted.value] * len(runs))
         theirs = [published_cell(model, wanted, others, table) for model in models]
         if any(c.text != MISSING for c in (*ours, *theirs)):
             lines.append(Line(wanted.label, [*ours, *theirs]))
