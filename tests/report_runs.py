@@ -108,13 +108,88 @@ def samples_entry(files=("samples/by_class.png",)):
     return entry(values, {"svc_agreement": [0.85, 0.89]}, curves, files=files, flags=doubts)
 
 
+LINF, L2 = (1, 2, 4, 8, 16, 32, 64), (0.25, 0.5, 1)
+# How fast accuracy falls with ε: what a masked model would show.
+ATTACKS = {
+    "paper_pgd": 0.002,
+    "margin": 0.16,
+    "pull": 0.19,
+    "temperatures": 0.14,
+    "features": 0.1,
+    "apgd_ce": 0.05,
+    "apgd_t": 0.21,
+    "fab_t": 0.12,
+    "square": 0.08,
+    "autoattack": 0.24,
+    "transfer": 0.03,
+    "restarts": 0.25,
+    "worst_case": 0.27,
+}
+
+
+def robustness_entry(attacks=ATTACKS, files=(), **changes):
+    values, intervals = {"clean": 0.914, "zero_gradient_share": 0.434}, {"clean": [0.873, 0.942]}
+    for attack in attacks:
+        fall = ATTACKS.get(attack, 0.07)
+        threats = {f"linf_{eps}": eps for eps in LINF if attack not in ("fab_t", "transfer") or eps == 8}
+        threats |= {f"l2_{eps}": 12 * eps for eps in L2 if attack != "paper_pgd"}
+        for threat, eps in threats.items():
+            accuracy = 0.914 * math.exp(-fall * eps)
+            if attack == "paper_pgd":
+                accuracy = 0.56 + 0.35 * math.exp(-eps) - fall * eps
+            half = 1.96 * math.sqrt(accuracy * (1 - accuracy) / 256)
+            values[f"{threat}/{attack}/accuracy"] = accuracy
+            intervals[f"{threat}/{attack}/accuracy"] = [max(accuracy - half, 0), accuracy + half]
+    values |= {"linf_8/pgd_10/accuracy": 0.58, "linf_8/pgd_200/accuracy": 0.531}
+    for mode, share, distance in (("untargeted", 1.0, 0.21), ("targeted", 0.98, 0.34)):
+        values |= {f"cw/{mode}/success_rate": share, f"cw/{mode}/l2_mean": distance}
+        values[f"cw/{mode}/l2_median"] = 0.9 * distance
+    curves = {"steps": {"steps": [10, 40, 200], "accuracy": [0.58, 0.544, 0.531]}}
+    doubts = ["43% of the gradients are exactly zero: PGD on cross-entropy says little"]
+    told = {"images": 256, "preset": "quick", "flags": doubts, "files": files, **changes}
+    return entry(values, intervals, curves, **told)
+
+
+def generation_entry(files=(), **changes):
+    values, intervals = {}, {}
+    for protocol, fid in (("fresh", 67.64), ("buffer", 56.02), ("paper", 48.1), ("test", 3.153)):
+        values |= {f"{protocol}/fid": fid, f"{protocol}/kid": fid / 1500 - 0.0022}
+        values |= {f"{protocol}/precision": 0.612, f"{protocol}/recall": 0.431}
+        values |= {f"{protocol}/density": 0.573, f"{protocol}/coverage": 0.488}
+        intervals[f"{protocol}/kid"] = [fid / 1500 - 0.003, fid / 1500 - 0.0014]
+    lengths = {100: 82.3, 200: 69.9, 400: 66.2}
+    values |= {f"steps_{n}/fid": fid for n, fid in lengths.items()}
+    values |= {f"steps_{n}/kid": fid / 1500 for n, fid in lengths.items()}
+    values |= {"memorisation/closer_share": 0.013, "memorisation/sample_distance": 9.87}
+    values |= {"memorisation/test_distance": 10.12}
+    intervals["memorisation/closer_share"] = [0.0109, 0.0154]
+    bins = [(i + 0.5) / 30 for i in range(30)]
+    bells = {"samples": 0.5, "test": 0.55}
+    nearest = {key: [math.exp(-(((b - at) / 0.12) ** 2)) / 6.4 for b in bins] for key, at in bells.items()}
+    curves = {
+        "steps": {"steps": list(lengths), "fid": list(lengths.values())},
+        "nearest": {"edges": [5 + i / 3 for i in range(31)], **nearest},
+    }
+    told = {
+        "images": {"fresh": 50_000, "buffer": 10_000, "paper": 9000, "test": 10_000}
+        | {f"steps_{n}": 10_000 for n in lengths},
+        "features": "Inception 2015-12-05 trunk, sha256 7ff4a85c3a",
+        "reference": "50,000 training images",
+        "inception_score": "not measured: the packaged trunk has no class head",
+        "files": files,
+    }
+    return entry(values, intervals, curves, **{**told, **changes})
+
+
 def full_results():
     return {
         "accuracy": accuracy_entry(),
         "calibration": calibration_entry(),
         "ood": ood_entry(),
+        "robustness": robustness_entry(),
         "latent": latent_entry(),
         "samples": samples_entry(),
+        "generation": generation_entry(),
     }
 
 

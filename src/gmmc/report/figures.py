@@ -9,10 +9,19 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+    PercentFormatter,
+    StrMethodFormatter,
+)
 
-from gmmc.report.canvas import ACCENT, BAD, GOOD, INK, RULE, SOFT, draw, margins
+from gmmc.report.canvas import ACCENT, BAD, GOOD, INK, PAINT, RULE, RUNS, SOFT, draw, margins
 from gmmc.report.numbers import percent
+from gmmc.report.parts import Key
 
 # linear: from 0; energy: logarithmic where it spans decades, and it may be negative
 Scale = Literal["linear", "percent", "energy"]
@@ -89,6 +98,50 @@ def _thinned(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
         if len(known):
             kept[[known[values[known].argmin()], known[values[known].argmax()]]] = True
     return steps[kept], values[kept]
+
+
+# --- over a setting -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line with a mark at each measurement."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def series_legend(series: Sequence[Series]) -> list[Key]:
+    return [Key(line.label, PAINT[RUNS[i % len(RUNS)]]) for i, line in enumerate(series)]
+
+
+def against(series: Sequence[Series], label: str, *, x: str, y: str, share: bool = False) -> Markup:
+    """Lines with a mark at each measurement, from 0 up; doublings are equally far apart."""
+
+    def paint(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        margins(figure, left=62, right=20)
+        for i, line in enumerate(series):
+            axes.plot(line.x, line.y, color=RUNS[i % len(RUNS)], marker="o", markersize=5)
+        ticks = sorted({point for line in series for point in line.x})
+        if share:
+            axes.set_xscale("log", base=2)
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+            axes.axhline(1, color=RULE, linewidth=1)
+        else:
+            axes.set_xlim(0, 1.05 * max(ticks))
+        axes.xaxis.set_major_locator(FixedLocator(ticks))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        highest = max(point for line in series for point in line.y)
+        axes.set_ylim(0, 1.03 * max(1, highest) if share else 1.08 * highest or 1)
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        axes.grid(False, axis="x")
+        axes.spines["left"].set_visible(False)
+
+    return draw(paint, label, width=380, height=250)
 
 
 # --- classification -------------------------------------------------------------------------------
@@ -193,16 +246,25 @@ def reliability(curve: dict[str, Any], label: str) -> Markup:
     return draw(paint, label, width=270, height=310)
 
 
-def histograms(curve: dict[str, Any], label: str, quantity: str) -> Markup:
-    """Scores of images like the training images (green) and of others (red), each with its own height."""
+KNOWN_AND_OTHER = (("outside", BAD), ("inside", GOOD))
+
+
+def histograms(
+    curve: dict[str, Any],
+    label: str,
+    quantity: str,
+    parts: Sequence[tuple[str, str]] = KNOWN_AND_OTHER,
+) -> Markup:
+    """A quantity over kinds of images (key of the curve, colour), each kind with its own height."""
     edges = np.asarray(curve["edges"], dtype=float)
 
     def paint(figure: Figure) -> None:
         axes = figure.add_subplot()
         margins(figure, left=12, top=6)
-        for counts, colour in ((curve["outside"], BAD), (curve["inside"], GOOD)):
+        for key, colour in parts:
             # One narrow peak would flatten all the rest: what is compared is where they lie.
-            height = np.asarray(counts, dtype=float) / max(*counts, 1)
+            counts = np.asarray(curve[key], dtype=float)
+            height = counts / (counts.max(initial=0) or 1)
             axes.stairs(height, edges, fill=True, color=colour, alpha=0.32)
             axes.stairs(height, edges, color=colour, linewidth=1.4)
         axes.set(xlim=(edges[0], edges[-1]), yticks=[])

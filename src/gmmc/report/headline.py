@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gmmc.report import published, sections, speed
+from gmmc.report.attacks import PAPER, WORST
 from gmmc.report.numbers import MISSING, duration, plain, printed
 from gmmc.report.ood import SETS, TEMPERATURES, Places
 from gmmc.report.parts import NOT_OURS, Cell, Group, Line, Section, Table, cells, flags
@@ -15,6 +16,10 @@ PUBLISHED_BACKBONE = "wrn-28-10"
 OTHER_NETWORKS = (
     "The published models are other networks, mostly larger ones that were trained longer: those called GMMC "
     "are a WRN-28-10 after 150 epochs."
+)
+COMPARABLE = (
+    "FID and Inception Score of ours are by the paper’s protocol, which selects images as most published "
+    "ones do; those of fresh chains stand under Generation."
 )
 
 
@@ -29,6 +34,7 @@ class Wanted:
 
 
 ACCURACY_TABLES = ("hybrid", "accuracy")
+KINDS = {"ood/log_density": "auroc", "pgd": "accuracy"}  # how numbers are written whose names do not tell
 GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
     "accuracy": (
         "Classification",
@@ -50,13 +56,31 @@ GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
         ),
     ),
     "ood": ("Other images (AUROC of log p(x){temperature})", ()),  # a line per set, see `lines_of`
+    "robustness": (
+        "Accuracy under attack",
+        (
+            Wanted(
+                "PGD-40, L∞ 8/255: the paper’s protocol", f"linf_8/{PAPER}/accuracy", "linf_8_255", ("pgd",)
+            ),
+            Wanted("worst case of all attacks, L∞ 8/255", f"linf_8/{WORST}/accuracy"),
+            Wanted("worst case of all attacks, L2 0.5", f"l2_0.5/{WORST}/accuracy"),
+        ),
+    ),
     "samples": (
         "Samples",
         (
             Wanted("recognised by an independent SVC", "svc_agreement"),
             Wanted("variety, real images = 1", "diversity"),
-            Wanted("Inception Score", "inception_score", "inception_score", ("hybrid",)),
-            Wanted("FID", "fid", "fid", ("hybrid",)),
+        ),
+    ),
+    "generation": (
+        "Generation",
+        (
+            Wanted("FID of fresh chains, none left out", "fresh/fid"),
+            Wanted("FID of the replay buffer as it is", "buffer/fid"),
+            # What others print is mostly of selected images too.
+            Wanted("FID by the paper’s protocol", "paper/fid", "fid", ("hybrid",)),
+            Wanted("Inception Score, likewise", "paper/inception_score", "inception_score", ("hybrid",)),
         ),
     ),
     "bench": ("Speed, as a multiple of a plain loop’s on the same machine", ()),  # likewise per network
@@ -96,9 +120,14 @@ def published_rows(runs: Sequence[Run]) -> list[published.Row]:
     """Of the data set of the runs, if it is one, and only for what was evaluated."""
     measured = {name for run in runs for name in run.results}
     wanted = {
-        table for name in GROUPS if name in measured for w in lines_of(name, runs) for table in w.tables
+        (table, w.number)
+        for name in GROUPS
+        if name in measured
+        for w in lines_of(name, runs)
+        for table in w.tables
     }
-    return published.find(common_data(runs), *sorted(wanted)) if common_data(runs) else []
+    rows = published.find(common_data(runs), *sorted({table for table, _ in wanted}))
+    return [row for row in rows if any((row.table, number) in wanted for number in row.numbers)]
 
 
 def common_data(runs: Sequence[Run]) -> str:
@@ -154,7 +183,7 @@ def doubts(name: str, runs: Sequence[Run]) -> list[Line]:
 def published_cell(model: str, wanted: Wanted, others: Sequence[published.Row], table: Table) -> Cell:
     for row in others:
         if row.model == model and row.table in wanted.tables and wanted.number in row.numbers:
-            kind = "auroc" if row.table.startswith("ood/") else wanted.number
+            kind = KINDS.get(row.table, wanted.number)
             text = printed(kind, row.numbers[wanted.number])
             return Cell(text, source=f"{NOT_OURS}: {row.citation}", note=table.note(row.citation))
     return Cell()
@@ -213,7 +242,8 @@ def whole(number: Any) -> str:
 def literature(runs: Sequence[Run]) -> list[Group]:
     """Accuracy and samples of the paper's models, and to unfold those of its peers."""
     data = common_data(runs)
-    if not any("accuracy" in run.results for run in runs):
+    generated = any("generation" in run.results for run in runs)
+    if not generated and not any("accuracy" in run.results for run in runs):
         return []  # nothing to compare with yet
     groups, word = [], SETS.get(data, data)
     for title, folded, tables in (
@@ -224,14 +254,16 @@ def literature(runs: Sequence[Run]) -> list[Group]:
         keys = [k for k in ("top1", "inception_score", "fid") if any(k in row.numbers for row in rows)]
         names = {"top1": "accuracy", "inception_score": "Inception Score", "fid": "FID"}
         table = Table([names[key] for key in keys])
+        places = {
+            "top1": ("accuracy", "top1"),
+            **{k: ("generation", f"paper/{k}") for k in keys if k != "top1"},
+        }
         columns = [
-            cells(
-                [run.results.get("accuracy" if k == "top1" else "samples") for run in runs], [k] * len(runs)
-            )
-            for k in keys
+            cells([run.results.get(places[k][0]) for run in runs], [places[k][1]] * len(runs)) for k in keys
         ]
         table.lines = [Line(run.name, [column[i] for column in columns]) for i, run in enumerate(runs)]
         table.add_published(rows, keys)
+        table.remark = COMPARABLE if generated and "fid" in keys else ""
         if rows:
             groups.append(Group(title, tables=[table], folded=folded))
     return groups

@@ -8,7 +8,9 @@ from typing import Any
 
 MISSING = "–"
 FRACTION = re.compile(r"(^|_)(top\d|ece|accuracy|agreement|saturated|fpr95|share|fraction|rate|clean)($|_)")
-RANKING = {"auroc", "aupr"}  # fractions too, but the field writes them as .84
+# fractions too, but the field writes them as .84; a density may pass 1
+RANKING = {"auroc", "aupr", "precision", "recall", "density", "coverage"}
+SCORES = {"fid", "inception_score"}
 RANKING_DIGITS = 3
 
 
@@ -28,7 +30,7 @@ def shown(name: str, value: Any, interval: Sequence[float] | None = None, digits
         return proportion(value, RANKING_DIGITS)
     if FRACTION.search(kind):
         return percent(value, percent_digits(value, interval) if digits is None else digits)
-    return plain(value)
+    return score(value) if kind in SCORES else plain(value)
 
 
 def shown_interval(name: str, interval: Sequence[float] | None, digits: int | None = None) -> str:
@@ -47,7 +49,7 @@ def shown_interval(name: str, interval: Sequence[float] | None, digits: int | No
         low, high = (percent(end, digits) for end in interval)
         low = low.removesuffix("%")
     else:
-        low, high = map(plain, interval)
+        low, high = map(score if kind in SCORES else plain, interval)
     if low[0] not in "<>" and high[0] not in "<>":
         return f"{low}–{high}"
     return high if low == high.removesuffix("%") else f"{low} to {high}"
@@ -98,6 +100,11 @@ def plain(value: float) -> str:
         return minus(f"{value:.3f}" if abs(value) < 10 else f"{value:.4g}")
     mantissa, exponent = f"{value:.2e}".split("e")
     return minus(f"{mantissa}·10{_raised(int(exponent))}")
+
+
+def score(value: float) -> str:
+    """A FID or its like, with the digits in which they are published."""
+    return minus(f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}")
 
 
 def _raised(exponent: int) -> str:

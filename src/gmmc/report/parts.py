@@ -1,6 +1,6 @@
 """What the page is made of. Sections fill these; the template lays them out."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -32,6 +32,7 @@ class Line:
     note: int = 0
     source: str = ""
     see: tuple[str, str] | None = None  # key and title of the section that tells more
+    strong: bool = False  # the one to remember
 
 
 @dataclass
@@ -43,6 +44,7 @@ class Table:
     published_columns: int = 0  # so many at the right are not ours
     notes: list[str] = field(default_factory=list)
     remark: str = ""  # below the table
+    dense: bool = False  # many columns, set closer
 
     def note(self, text: str) -> int:
         """The number of a foot note; the same text has one number."""
@@ -126,6 +128,20 @@ def cells(entries: Sequence[Entry | None], names: Sequence[str]) -> list[Cell]:
         [(entry.values.get(name), entry.intervals.get(name)) for entry, name in places if entry]
     )
     return [cell(entry, name, digits) for entry, name in places]
+
+
+def value_lines(entries: Sequence[Entry | None], labels: Mapping[str, str]) -> list[Line]:
+    """A line per value, a column per run; what no run has is left out."""
+    lines = [Line(text, cells(entries, [key] * len(entries))) for key, text in labels.items()]
+    return [line for line in lines if any(found.text != MISSING for found in line.cells)]
+
+
+def having(name: str, runs: Sequence[Run]) -> list[tuple[Run, Entry]]:
+    return [(run, run.results[name]) for run in runs if name in run.results]
+
+
+def per_run(run: Run, runs: Sequence[Run]) -> str:
+    return run.name if len(runs) > 1 else ""
 
 
 def flags(name: str, runs: Sequence[Run]) -> list[tuple[str, str]]:

@@ -2,10 +2,11 @@
 
 import base64
 import io
+from collections.abc import Sequence
 
 from PIL import Image
 
-from gmmc.report.parts import Panel
+from gmmc.report.parts import Panel, having
 from gmmc.report.reading import Run
 
 ALL_PICTURES = 3_500_000  # bytes of a page
@@ -19,6 +20,15 @@ CAPTIONS = {
         "chosen: the most energy of each class",
     ),
     "samples/film.png": ("From noise to image", "a chain per row, its number of steps above"),
+    "generation/nearest.png": (
+        "Nearest training images",
+        "first a sample, then the training images nearest to it in feature space",
+    ),
+    "generation/buffer.png": ("Replay buffer", "images as the training left them, none selected"),
+    "robustness/noises.png": (
+        "Adversarial noise",
+        "C&W: image, noise as (x_adv − x)/2, attacked image",
+    ),
 }
 
 
@@ -26,6 +36,19 @@ def share(runs: list[Run]) -> int:
     """Bytes that each picture may take."""
     count = sum(len(entry.files) for run in runs for entry in run.results.values())
     return ALL_PICTURES // max(count, 1)
+
+
+def panels(name: str, runs: Sequence[Run], most: int) -> list[Panel]:
+    """The pictures of an evaluation; those of a kind stand together, run below run."""
+    files = dict.fromkeys(str(file) for _, entry in having(name, runs) for file in entry.files)
+    order = [file for file in CAPTIONS if file in files]
+    order += [file for file in files if file not in order]
+    return [
+        panel(run, file, most, several=len(runs) > 1)
+        for file in order
+        for run, entry in having(name, runs)
+        if file in entry.files
+    ]
 
 
 def panel(run: Run, file: str, most: int, *, several: bool) -> Panel:

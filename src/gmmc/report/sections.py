@@ -5,10 +5,26 @@ from dataclasses import replace
 
 from gmmc.report import figures, pictures, published, speed
 from gmmc.report.conditions import conditions
+from gmmc.report.generation import generation
 from gmmc.report.numbers import MISSING
 from gmmc.report.ood import out_of_distribution
-from gmmc.report.parts import Cell, Group, Key, Line, Panel, Section, Table, cell, cells, flags, in_rows
+from gmmc.report.parts import (
+    Cell,
+    Group,
+    Key,
+    Line,
+    Panel,
+    Section,
+    Table,
+    cell,
+    cells,
+    flags,
+    having,
+    in_rows,
+    per_run,
+)
 from gmmc.report.reading import Entry, Run
+from gmmc.report.robustness import robustness
 
 TEMPERATURES = {"paper": "the paper’s γ²", "unit": "γ = 1", "fitted": "γ² fitted on validation images"}
 LABELS = {
@@ -41,10 +57,6 @@ def label(name: str) -> str:
     return LABELS.get(name, name.replace("_", " ").replace("/", " / "))
 
 
-def having(name: str, runs: Sequence[Run]) -> list[tuple[Run, Entry]]:
-    return [(run, run.results[name]) for run in runs if name in run.results]
-
-
 def value_table(name: str, runs: Sequence[Run]) -> Table:
     """A line per value, a column per run."""
     keys = dict.fromkeys(key for _, entry in having(name, runs) for key in entry.values)
@@ -58,10 +70,6 @@ def class_names(entry: Entry, count: int) -> list[str]:
     """Older results name no classes: then their numbers."""
     names = entry.curves.get("class_names") or range(count)
     return [str(name) for name in names]
-
-
-def per_run(run: Run, runs: Sequence[Run]) -> str:
-    return run.name if len(runs) > 1 else ""
 
 
 # --- accuracy -------------------------------------------------------------------------------------
@@ -204,26 +212,13 @@ def samples(name: str, runs: Sequence[Run], picture_bytes: int) -> list[Group]:
             )
     return [
         Group(tables=[value_table(name, runs)], panels=bars, broad=True),
-        Group(panels=picture_panels(name, runs, picture_bytes), broad=True),
-    ]
-
-
-def picture_panels(name: str, runs: Sequence[Run], picture_bytes: int) -> list[Panel]:
-    """Pictures of a kind stand together, run below run."""
-    files = dict.fromkeys(str(file) for _, entry in having(name, runs) for file in entry.files)
-    order = [file for file in pictures.CAPTIONS if file in files]
-    order += [file for file in files if file not in order]
-    return [
-        pictures.panel(run, file, picture_bytes, several=len(runs) > 1)
-        for file in order
-        for run, entry in having(name, runs)
-        if file in entry.files
+        Group(panels=pictures.panels(name, runs, picture_bytes), broad=True),
     ]
 
 
 def generic(name: str, runs: Sequence[Run], picture_bytes: int) -> list[Group]:
     """An evaluation this version has no page for: its values and pictures, and the names of its curves."""
-    panels = picture_panels(name, runs, picture_bytes)
+    panels = pictures.panels(name, runs, picture_bytes)
     curves = dict.fromkeys(key for _, entry in having(name, runs) for key in entry.curves)
     text = f"In results.json there are also the curves {', '.join(curves)}." if curves else ""
     table = value_table(name, runs)
@@ -250,6 +245,13 @@ KNOWN: dict[str, tuple[str, str, Builder]] = {
         "like them scores higher than one that is not; 0.5 is a coin.",
         out_of_distribution,
     ),
+    "robustness": (
+        "Robustness",
+        "Accuracy on test images that were changed within ε, in pixels from 0 to 1, to be named wrongly. "
+        "Each attack shows only that images can be broken, never that they cannot: the number to quote is "
+        "the worst case of all attacks, image by image. Small print is the 95% interval.",
+        robustness,
+    ),
     "latent": (
         "Features",
         "How the classes lie in the space of features. A max-Mahalanobis head pulls them to the corners of "
@@ -260,6 +262,13 @@ KNOWN: dict[str, tuple[str, str, Builder]] = {
         "Samples",
         "Drawn from noise by the finished model, and judged by a classifier that never saw it.",
         samples,
+    ),
+    "generation": (
+        "Generation",
+        "How like real images the generated ones are, in the features of a network that never saw the model. "
+        "FID and KID: the lower the better. Precision and density: how many samples look real; recall and "
+        "coverage: how much of what is real the samples show. A FID means little without its protocol.",
+        generation,
     ),
     "bench": (
         "Speed",

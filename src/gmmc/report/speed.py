@@ -1,16 +1,16 @@
 """The section of `gmmc bench`: ours against a plain loop, and how near to what the machine can do."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import NullLocator
 
-from gmmc.report.canvas import ACCENT, INK, PAINT, RULE, RUNS, draw, margins
+from gmmc.report.canvas import ACCENT, INK, draw, margins
+from gmmc.report.figures import Series, against, series_legend
 from gmmc.report.numbers import percent, plain
-from gmmc.report.parts import Cell, Group, Key, Line, Panel, Table
+from gmmc.report.parts import Cell, Group, Line, Panel, Table
 from gmmc.report.reading import Entry, Run
 
 PHASES = {
@@ -130,13 +130,6 @@ def way(row: dict[str, Any]) -> list[Cell]:
 # --- figures --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Series:
-    label: str
-    x: Sequence[float]
-    y: Sequence[float]
-
-
 def panels(run: Run, entry: Entry) -> list[Panel]:
     built = []
     measured = [(place, entry.values.get(f"{'/'.join(place)}/ratio")) for place in places(entry)]
@@ -152,7 +145,7 @@ def panels(run: Run, entry: Entry) -> list[Panel]:
     if shares:
         alt = f"Share of the matrix rate that sampling reaches, against the batch, run {run.name}."
         svg = against(shares, alt, x="batch", y="of the matrix rate", share=True)
-        built.append(Panel("Sampling: share of the matrix rate", "", svg, legend=legend(shares)))
+        built.append(Panel("Sampling: share of the matrix rate", "", svg, legend=series_legend(shares)))
     lengths = [
         Series(network_name(name).replace("/", ", batch "), curve["tau"], curve["ms"])
         for name, curve in entry.curves.get("tau", {}).items()
@@ -160,7 +153,7 @@ def panels(run: Run, entry: Entry) -> list[Panel]:
     if lengths:
         alt = f"Time of a chain against its number of steps, run {run.name}."
         svg = against(lengths, alt, x="sampler steps τ", y="ms")
-        built.append(Panel("Time of τ sampler steps", "", svg, legend=legend(lengths)))
+        built.append(Panel("Time of τ sampler steps", "", svg, legend=series_legend(lengths)))
     return built
 
 
@@ -171,10 +164,6 @@ def by_network(entry: Entry, quantity: str) -> list[Series]:
             network, batch, *_ = key.split("/")
             points.setdefault(network, []).append((int(batch), float(value)))
     return [Series(network_name(n), *zip(*sorted(found), strict=True)) for n, found in points.items()]
-
-
-def legend(series: Sequence[Series]) -> list[Key]:
-    return [Key(line.label, PAINT[RUNS[i % len(RUNS)]]) for i, line in enumerate(series)]
 
 
 def speedups(ratios: Sequence[tuple[str, float]], label: str) -> Markup:
@@ -203,30 +192,3 @@ def speedups(ratios: Sequence[tuple[str, float]], label: str) -> Markup:
             spine.set_visible(False)
 
     return draw(paint, label, width=480, height=24 * len(ratios) + 16)
-
-
-def against(series: Sequence[Series], label: str, *, x: str, y: str, share: bool = False) -> Markup:
-    """Lines with a mark at each measurement, from 0 up; doublings are equally far apart."""
-
-    def paint(figure: Figure) -> None:
-        axes = figure.add_subplot()
-        margins(figure, left=62, right=20)
-        for i, line in enumerate(series):
-            axes.plot(line.x, line.y, color=RUNS[i % len(RUNS)], marker="o", markersize=5)
-        ticks = sorted({point for line in series for point in line.x})
-        if share:
-            axes.set_xscale("log", base=2)
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-            axes.axhline(1, color=RULE, linewidth=1)
-        else:
-            axes.set_xlim(0, 1.05 * max(ticks))
-        axes.xaxis.set_major_locator(FixedLocator(ticks))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel(x)
-        axes.set_ylabel(y)
-        axes.grid(False, axis="x")
-        axes.spines["left"].set_visible(False)
-
-    return draw(paint, label, width=380, height=250)
