@@ -90,10 +90,10 @@ class Classifier(nn.Module):
         def features(x: Tensor) -> Tensor:
             return self.backbone(to_signed(x))
 
-        def energies(x: Tensor) -> Tensor:
-            return self.head.unit_energies(features(x).double())
+        def energies_of(found: Tensor) -> Tensor:
+            return self.head.unit_energies(found.double())
 
-        return Tempered(self, features, energies, self.head.logits_of, paper)
+        return Tempered(self, features, energies_of, self.head.logits_of, paper)
 
     def calibrate(self, images, labels) -> None:
         """Fit γ² on images the model was not trained on, and keep their scores to measure others by."""
@@ -141,8 +141,7 @@ class Classifier(nn.Module):
         """Without means there must be a sampler that needs none."""
         return self.head.means is not None or self.cfg.sampler.name.startswith("sgld")
 
-    @torch.inference_mode(False)
-    @torch.enable_grad()  # the sampler needs gradients, whatever mode the caller is in
+    @torch.inference_mode(False)  # whatever mode the caller is in, the images are for any use
     def sample(
         self,
         n: int,
@@ -162,18 +161,36 @@ class Classifier(nn.Module):
         if seed < 0:
             raise InputError(f"seed must be at least 0, got {seed}")
         y = self.sample_labels(n, seed) if labels is None else self.label_tensor(labels, n)
+        images, done = [torch.empty(0, *self.shape, device=self.device)], 0
+        for block in self.sample_blocks(y, seed, steps=steps):
+            images.append(block)
+            done += len(block)
+            if on_progress:
+                on_progress(done)
+        return torch.cat(images)
+
+    def sample_blocks(
+        self, labels: Sequence[int] | Tensor, seed: int = 0, *, steps: int | None = None
+    ) -> Iterator[Tensor]:
+        """The images of `sample(len(labels), labels, seed)`, block by block as they are finished."""
+        y = self.label_tensor(labels, len(labels))
+        if seed < 0:
+            raise InputError(f"seed must be at least 0, got {seed}")
         steps = self.cfg.sample.steps if steps is None else steps
         if steps < 1:
             raise InputError(f"steps must be at least 1, got {steps}")
         if not self.can_sample:
             raise InputError("a softmax classifier trained without samples cannot draw: it has no means")
-        images = []
+        return self._finished_blocks(y, seed, steps)
+
+    # The sampler needs gradients, whatever mode the caller is in. On a generator these hold while it works,
+    # and not between blocks.
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def _finished_blocks(self, labels: Tensor, seed: int, steps: int) -> Iterator[Tensor]:
         move = self._mover()
-        for first, count, padded in self._blocks(y):
-            images.append(self._chains(move, padded, seed + first, steps)[:count])
-            if on_progress:
-                on_progress(first + count)
-        return torch.cat(images) if images else torch.empty(0, *self.shape, device=self.device)
+        for first, count, padded in self._blocks(labels):
+            yield self._chains(move, padded, seed + first, steps)[:count]
 
     def sample_labels(self, n: int, seed: int = 0) -> Tensor:
         """The classes that `sample(n, seed=seed)` draws from the priors."""

@@ -32,16 +32,20 @@ class Tempered:
 
     module: nn.Module
     features: Callable[[Tensor], Tensor]  # images in [0, 1] → φ(x); of another network its logits
-    energies: Callable[[Tensor], Tensor]  # images in [0, 1] → unit energies of all classes
+    energies_of: Callable[[Tensor], Tensor]  # features → unit energies of all classes
     logits: Callable[[Tensor, float], Tensor]  # unit energies and γ² → logits
     paper: float | None  # the γ² that the paper's formula gives; None where there are no means
+
+    def energies(self, images: Tensor) -> Tensor:
+        """Images in [0, 1] → unit energies of all classes."""
+        return self.energies_of(self.features(images))
 
 
 def tempered(module: nn.Module) -> Tempered:
     """One of ours says how its logits depend on γ²; those of another network are divided by it."""
     if hasattr(module, "tempered"):
         return module.tempered()  # pyright: ignore[reportCallIssue]
-    return Tempered(module, module, lambda x: -module(x), lambda energies, gamma2: -energies / gamma2, None)
+    return Tempered(module, module, torch.neg, lambda energies, gamma2: -energies / gamma2, None)
 
 
 @contextmanager

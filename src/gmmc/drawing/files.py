@@ -1,0 +1,136 @@
+"""Images in one file: .npz or .parquet."""
+
+import io
+import json
+import shutil
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from gmmc import pictures
+from gmmc.atomic import write_atomic
+from gmmc.drawing.folder import file_name
+from gmmc.drawing.parts import OnProgress, drawn_in, fingerprint, silent
+from gmmc.errors import InputError
+from gmmc.models import Classifier
+from gmmc.pixels import as_unit
+from gmmc.progress import Progress
+
+ROW_GROUP = 1000  # images; viewers read one group at a time
+
+
+class Series(NamedTuple):
+    """Which images: what is compared with a file that is there already."""
+
+    made_by: str
+    labels: list[int]
+    seeds: list[int]
+
+
+class Form(NamedTuple):
+    """A kind of file."""
+
+    content: Callable[[Tensor, Series, Sequence[str]], bytes]  # of images, with the names of the classes
+    held: Callable[[Path], Series]  # the images that a file of ours holds; an error for any other
+
+
+def to_file(
+    model: Classifier,
+    labels: Tensor,
+    seed: int,
+    path: Path,
+    *,
+    steps: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> int:
+    """All images in one .npz or .parquet file; gives how many were there already, also of a killed call.
+
+    Until the file is written, parts of it are in a hidden folder beside it. A file of other images or from
+    elsewhere is not overwritten.
+    """
+    form = FILES[path.suffix.lower()]
+    series = Series(fingerprint(model, steps), labels.tolist(), list(range(seed, seed + len(labels))))
+    parts = path.with_name(f".{path.name}.parts")
+    if path.exists():
+        if not _holds(form, path, series):
+            raise InputError(f"--out must be a new file, got {path}, which holds something else")
+        shutil.rmtree(parts, ignore_errors=True)
+        return len(labels)
+    images, there = drawn_in(parts, model, labels, seed, steps, on_progress or silent)
+    write_atomic(path, form.content(images, series, model.class_names))
+    shutil.rmtree(parts)
+    return there
+
+
+def _holds(form: Form, path: Path, series: Series) -> bool:
+    try:
+        return form.held(path) == series
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        return False
+
+
+def _npz(images: Tensor, series: Series, class_names: Sequence[str]) -> bytes:
+    """`arr_0` (N, H, W, C) of uint8, where FID tools look for images, and what they are beside it."""
+    file = io.BytesIO()
+    np.savez(
+        file,
+        arr_0=images.permute(0, 2, 3, 1).numpy(),
+        labels=np.array(series.labels, dtype=np.int64),
+        seeds=np.array(series.seeds, dtype=np.int64),
+        class_names=np.array(class_names, dtype=np.str_),
+        made_by=np.array(series.made_by),
+    )
+    return file.getvalue()
+
+
+def _in_npz(path: Path) -> Series:
+    # Opened here: numpy leaves the file open when it cannot read it.
+    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        labels, seeds = file["labels"].tolist(), file["seeds"].tolist()
+        if len(file["arr_0"]) != len(labels):  # read as a whole: damage is seen
+            raise ValueError
+        return Series(str(file["made_by"]), labels, seeds)
+
+
+def _parquet(images: Tensor, series: Series, class_names: Sequence[str]) -> bytes:
+    """As the Hugging Face Hub keeps images: PNG and class, with the names of the classes; and the seed."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"names": list(class_names), "_type": "ClassLabel"},
+        "seed": {"dtype": "int64", "_type": "Value"},
+    }
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    schema = pa.schema(
+        [("image", image), ("label", pa.int64()), ("seed", pa.int64())],
+        {"huggingface": json.dumps({"info": {"features": features}}), "made_by": series.made_by},
+    )
+    file = io.BytesIO()
+    with parquet.ParquetWriter(file, schema) as table, Progress("writing", len(images)) as bar:
+        for first in range(0, len(images), ROW_GROUP):
+            group = slice(first, first + ROW_GROUP)
+            labels, seeds = series.labels[group], series.seeds[group]
+            names = [file_name(class_names[y], seed) for y, seed in zip(labels, seeds, strict=True)]
+            encoded = [pictures.png(pictures.to_image(as_unit(x))) for x in images[group]]
+            cells = [{"bytes": png, "path": name} for png, name in zip(encoded, names, strict=True)]
+            table.write_table(pa.table({"image": cells, "label": labels, "seed": seeds}, schema))
+            bar.update(first + len(cells))
+    return file.getvalue()
+
+
+def _in_parquet(path: Path) -> Series:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        table = file.read(columns=["label", "seed"])
+    made_by = table.schema.metadata[b"made_by"].decode()
+    return Series(made_by, table["label"].to_pylist(), table["seed"].to_pylist())
+
+
+FILES = {".npz": Form(_npz, _in_npz), ".parquet": Form(_parquet, _in_parquet)}

@@ -1,0 +1,96 @@
+"""Images as PNG files in a folder."""
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+from torch import Tensor
+
+from gmmc import pictures
+from gmmc.atomic import write_atomic
+from gmmc.data.files import read_image
+from gmmc.drawing.parts import OnProgress, fingerprint, held, silent
+from gmmc.models import Classifier
+from gmmc.pixels import as_unit
+
+IN_GRID = 100  # images
+
+
+def to_folder(
+    model: Classifier,
+    labels: Tensor,
+    seed: int,
+    folder: Path,
+    *,
+    steps: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> int:
+    """PNG files named by class and seed, and the first in grid.png; gives how many were there already.
+
+    Each file says inside what it was drawn by, so that one of the same name of another model is drawn anew.
+    """
+    model.sample_blocks(labels, seed, steps=steps)  # refuses what cannot be drawn before anything is touched
+    folder.mkdir(parents=True, exist_ok=True)
+    made_by = fingerprint(model, steps)
+    report = on_progress or silent
+
+    def stamp(i: int) -> dict[str, str | int]:
+        return {"made_by": made_by, "label": int(labels[i]), "seed": seed + i}
+
+    def path(i: int) -> Path:
+        return folder / file_name(model.class_names[labels[i]], seed + i)
+
+    with held(folder):
+        for leftover in folder.glob(".*_seed*.png.tmp"):
+            leftover.unlink()
+        missing = [not _bears(path(i), stamp(i)) for i in range(len(labels))]
+        there = done = missing.count(False)
+        report(done)
+        for stretch in _stretches(missing):
+            i = stretch.start
+            for block in model.sample_blocks(labels[i : stretch.stop], seed + i, steps=steps):
+                for place, image in enumerate(block.cpu(), i):
+                    _write_png(path(place), image, stamp(place))
+                i += len(block)
+                done += len(block)
+                report(done)
+        first = [as_unit(read_image(path(i), model.shape)) for i in range(min(IN_GRID, len(labels)))]
+        grid = pictures.grid(torch.stack(first), min(pictures.GRID_COLUMNS, len(first)))
+        write_atomic(folder / "grid.png", pictures.png(grid))
+    return there
+
+
+def _stretches(wanted: Sequence[bool]) -> Iterator[range]:
+    """Wanted places that follow each other."""
+    for is_wanted, places in itertools.groupby(range(len(wanted)), wanted.__getitem__):
+        if is_wanted:
+            first, *others = places
+            yield range(first, first + 1 + len(others))
+
+
+def _write_png(path: Path, image: Tensor, stamp: dict[str, str | int]) -> None:
+    """Whole or not at all when killed. Not forced to the disk, which would take longer than drawing."""
+    info = PngInfo()
+    info.add_text("gmmc", json.dumps(stamp))
+    temporary = path.with_name(f".{path.name}.tmp")
+    pictures.to_image(image).save(temporary, format="PNG", pnginfo=info)
+    temporary.replace(path)
+
+
+def _bears(path: Path, stamp: dict[str, str | int]) -> bool:
+    """Whether this is an intact image of ours with this stamp."""
+    try:
+        with Image.open(path) as picture:
+            text = picture.info["gmmc"]
+            picture.verify()
+        return json.loads(text) == stamp
+    except (OSError, SyntaxError, ValueError, KeyError, TypeError):
+        return False
+
+
+def file_name(class_name: str, seed: int) -> str:
+    return f"{class_name.replace('/', '_')}_seed{seed:06d}.png"

@@ -1,0 +1,151 @@
+"""Images in a tensor, and finished parts of them in a folder, so that drawing can be interrupted."""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gmmc.atomic import write_atomic
+from gmmc.errors import InputError
+from gmmc.models import Classifier
+from gmmc.packing import Damaged, pack, unpack
+from gmmc.pixels import to_uint8
+
+PART_SECONDS = 3.0  # of work in a part: what a kill may cost
+
+OnProgress = Callable[[int], None]
+
+
+def fingerprint(model: Classifier, steps: int | None = None) -> str:
+    """A hash of all that decides what a label and a seed look like: weights, sampler, steps, precision."""
+    settings = {
+        "shape": model.shape,
+        "model": asdict(model.cfg.model),
+        "sampler": asdict(model.cfg.sampler),
+        "start": model.start.name,
+        "steps": model.cfg.sample.steps if steps is None else steps,
+        "device": model.device.type,
+        "precision": model.sampling_precision,
+    }
+    return pack(model.state_dict(), settings)[1]
+
+
+def drawn(
+    model: Classifier,
+    labels: Sequence[int] | Tensor,
+    seed: int = 0,
+    *,
+    steps: int | None = None,
+    folder: Path | None = None,
+    on_progress: OnProgress | None = None,
+) -> Tensor:
+    """uint8 images on the CPU, one per label; image i is that of seed + i.
+
+    With a folder, finished parts are kept there, a few seconds of work each. A later call for the same images
+    takes them and goes on, to the same bits (on a CPU, with as many threads); parts of anything else are
+    deleted.
+    """
+    y = model.label_tensor(labels, len(labels))
+    report = on_progress or silent
+    if folder is not None:
+        return drawn_in(folder, model, y, seed, steps, report)[0]
+    return torch.cat(
+        [torch.empty(0, *model.shape, dtype=torch.uint8), *_rest(model, y, seed, steps, 0, report)]
+    )
+
+
+def silent(done: int) -> None:
+    pass
+
+
+def drawn_in(
+    folder: Path, model: Classifier, labels: Tensor, seed: int, steps: int | None, report: OnProgress
+) -> tuple[Tensor, int]:
+    """(all images, how many of them were in the folder)."""
+    model.sample_blocks(labels, seed, steps=steps)  # refuses what cannot be drawn before anything is touched
+    folder.mkdir(parents=True, exist_ok=True)
+    made_by = fingerprint(model, steps)
+    images = [torch.empty(0, *model.shape, dtype=torch.uint8)]
+    with held(folder):
+        images += _kept_parts(folder, made_by, labels, seed)
+        there = done = sum(map(len, images))
+        report(done)
+        for part in _in_parts(_rest(model, labels, seed, steps, done, report)):
+            info = {"made_by": made_by, "seed": seed + done}
+            content, _ = pack({"images": part, "labels": labels[done : done + len(part)]}, info)
+            write_atomic(_part_path(folder, seed + done), content)
+            images.append(part)
+            done += len(part)
+    return torch.cat(images), there
+
+
+def _rest(
+    model: Classifier, labels: Tensor, seed: int, steps: int | None, done: int, report: OnProgress
+) -> Iterator[Tensor]:
+    """The images after the first `done`, block by block."""
+    for block in model.sample_blocks(labels[done:], seed + done, steps=steps):
+        yield to_uint8(block).cpu()
+        done += len(block)
+        report(done)
+
+
+def _in_parts(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Blocks put together: a file for each would be too many where they take no time."""
+    part, begun = [], time.monotonic()
+    for block in blocks:
+        part.append(block)
+        if time.monotonic() - begun >= PART_SECONDS:
+            yield torch.cat(part)
+            part, begun = [], time.monotonic()
+    if part:
+        yield torch.cat(part)
+
+
+def _kept_parts(folder: Path, made_by: str, labels: Tensor, seed: int) -> list[Tensor]:
+    """The parts of these images, in order up to the first that is missing or damaged. Others are deleted."""
+    parts, kept, done = [], set(), 0
+    while done < len(labels):
+        path = _part_path(folder, seed + done)
+        try:
+            tensors, info, _ = unpack(path)
+        except (Damaged, OSError):
+            break
+        if info != {"made_by": made_by, "seed": seed + done}:
+            break
+        images, its_labels = tensors["images"], tensors["labels"]
+        if not torch.equal(its_labels, labels[done : done + len(images)]):
+            break
+        parts.append(images)
+        kept.add(path)
+        done += len(images)
+    for path in [*folder.glob("part-*.safetensors"), *folder.glob(".part-*.tmp")]:
+        if path not in kept:
+            path.unlink()
+    return parts
+
+
+def _part_path(folder: Path, seed: int) -> Path:
+    return folder / f"part-{seed:09d}.safetensors"
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """One process at a time: a second would take what the first is writing for leftovers of a killed one."""
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(place)
+        raise InputError(f"another process is drawing into {folder}; wait for it or stop it") from None
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(place)
