@@ -11,15 +11,15 @@ SOURCE = Path(gmmc.__file__).parent
 
 # Lowest first; a module may import from its own layer's packages and from layers above it in this list.
 LAYERS = [
-    {"atomic", "errors", "packing", "printing", "progress", "provenance", "randomness", "ranks"},
+    {"atomic", "errors", "packing", "precision", "printing", "progress", "provenance", "randomness", "ranks"},
     {"core", "config", "pixels", "records"},
     {"backbones", "data", "heads", "placement", "sampling", "schedule", "pictures"},
     {"kernels"},
     {"fused"},
     {"engine", "starts", "buffer", "health", "scores"},
-    {"abstention"},
+    {"abstention", "attacks"},
     {"models"},
-    {"runs", "processes", "averaging", "checks"},
+    {"runs", "processes", "averaging", "checks", "drawing"},
     {"objectives"},
     {"updating"},
     {"learner", "evaluations"},
