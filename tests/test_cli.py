@@ -117,6 +117,31 @@ def test_labels_take_turns_and_steps_matter(run, tmp_path, capsys):
     assert (tmp_path / "a" / name).read_bytes() != (tmp_path / "b" / name).read_bytes()
 
 
+def test_drawing_again_goes_on(run, tmp_path, capsys):
+    """One line says how many images there are, and how many there were."""
+    for name in ("folder", "v1.2", "drawn.npz", "DRAWN.PARQUET"):
+        out = tmp_path / name
+        some = ["sample", run, "--balanced", "--seed", 3, "--out", out]
+        grid = "" if out.suffix.isupper() or out.suffix == ".npz" else f"; all at once: {out / 'grid.png'}"
+        assert gmmc(*some, "-n", 12, capsys=capsys)[:2] == (0, f"12 images in {out}{grid}\n")
+        told = f"12 images in {out}, all of them drawn before{grid}\n"
+        assert gmmc(*some, "-n", 12, capsys=capsys)[:2] == (0, told)
+    names = {p.name for p in (tmp_path / "folder").iterdir()}
+    assert names == {"grid.png", *(f"{i % 10}_seed{3 + i:06d}.png" for i in range(12))}
+    folder = tmp_path / "folder"
+    _, told, _ = gmmc("sample", run, "-n", 101, "--balanced", "--seed", 3, "--out", folder, capsys=capsys)
+    assert told == f"101 images in {folder}, 12 of them drawn before; the first 100: {folder / 'grid.png'}\n"
+
+
+def test_a_file_of_something_else_is_not_overwritten(run, tmp_path, capsys):
+    out = tmp_path / "drawn.npz"
+    out.write_text("precious")
+    status, told, err = gmmc("sample", run, "-n", 2, "--out", out, capsys=capsys)
+    assert (status, told) == (2, "")
+    assert err == f"gmmc: --out must be a new file, got {out}, which holds something else\n"
+    assert out.read_text() == "precious"
+
+
 def test_predictions_as_json_are_the_model_s(run, tmp_path, capsys):
     import gmmc as package
 
@@ -232,6 +257,9 @@ def pictures(tmp_path):
         (["sample", "{run}", "-n", "0"], "'-n'"),
         (["sample", "{run}", "-n", "many"], "'-n'"),
         (["sample", "{run}", "--out", "{dir}/text.png/s"], "cannot write to --out"),
+        (["sample", "{run}", "--out", "{dir}/text.png/s.npz"], "cannot write to --out"),
+        (["sample", "{run}", "--out", "{dir}/drawn.zip"], "a file that ends in .npz or .parquet, got '"),
+        (["sample", "{run}", "--balanced", "--label", "3"], "--balanced is for all classes"),
         (["sample", "{run}", "--device", "abacus"], "device must be auto"),
         (["predict", "{run}"], "Missing argument 'IMAGE'"),
         (["predict", "{run}", "{dir}/none.png"], "no image file"),
@@ -319,7 +347,7 @@ def test_out_of_memory_is_one_line(monkeypatch, run, capsys):
     def hungry(*_, **__):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
 
-    monkeypatch.setattr("gmmc.commands.draw_to_folder", hungry)
+    monkeypatch.setattr("gmmc.commands.draw", hungry)
     status, _, err = gmmc("sample", run, capsys=capsys)
     assert status == 1
     assert err.startswith("gmmc: not enough memory; ")

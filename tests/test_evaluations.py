@@ -24,7 +24,7 @@ from gmmc.evaluations.samples import (
 )
 from gmmc.train import train
 
-SMALL = EvaluateConfig(samples=30)
+SMALL = EvaluateConfig(samples=30, attacked=4, generated=30, generated_by_steps=12, generation_steps=(2,))
 
 
 @pytest.mark.parametrize("name", EVALUATIONS)

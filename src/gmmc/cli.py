@@ -72,21 +72,51 @@ def train(
     print(f"Next: gmmc evaluate {out}" + (f"   or   gmmc sample {out}" if model.can_sample else ""))
 
 
-@app.command(epilog=example("gmmc evaluate runs/demo accuracy ood --ood noise --ood ~/holiday-photos"))
+@app.command(
+    epilog=example(
+        "gmmc evaluate runs/demo ood --ood noise --ood ~/holiday-photos   or   "
+        "gmmc evaluate runs/demo robustness --attacks full --attacked 500"
+    )
+)
 def evaluate(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder with a finished model.")],
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help="accuracy, calibration, ood, latent, samples; default: all."),
+        typer.Argument(
+            metavar="NAME",
+            help="accuracy, calibration, ood, latent, samples (default: these), robustness, generation.",
+        ),
     ] = None,
     ood: Annotated[
         list[str] | None,
         typer.Option(
-            help="A set of other images: noise, constant, interp, inverted, rotated, a named set, a folder "
-            "or a parquet file; repeat for several. Default: the recipe's."
+            help="ood: a set of other images: noise, constant, interp, inverted, rotated, a named set, a "
+            "folder or a parquet file; repeat for several. Default: the recipe's."
         ),
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="Chains to draw; default: the recipe's.", min=1)] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="samples: chains to draw; default: the recipe's.", min=1)
+    ] = None,
+    attacks: Annotated[
+        str | None,
+        typer.Option(help="robustness: quick (100 images) or full (1,000 images, all of AutoAttack)."),
+    ] = None,
+    attacked: Annotated[
+        int | None, typer.Option(help="robustness: test images to attack; default: the preset's.", min=1)
+    ] = None,
+    surrogate: Annotated[
+        str | None, typer.Option(help="robustness: a run whose adversarial images are tried too.")
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="generation: inception, small (a CNN trained on the spot) or a TorchScript file; "
+            "default: inception for colour images from 32 pixels, else small."
+        ),
+    ] = None,
+    generated: Annotated[
+        int | None, typer.Option(help="generation: fresh chains for FID; default: the recipe's.", min=2)
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of the first chain; default: the recipe's.", min=0)
     ] = None,
@@ -94,11 +124,21 @@ def evaluate(
 ) -> None:
     """Measure a finished run on test images.
 
-    Writes the numbers with their conditions to results.json, and pictures, in the run folder.
+    Writes the numbers with their conditions to results.json, and pictures, in the run folder. robustness and
+    generation take minutes on a GPU, longer on a CPU; interrupted, the same command goes on from there.
     """
     from gmmc.commands import evaluate_run
 
-    changes = {"ood": tuple(ood) if ood else None, "samples": samples, "seed": seed}
+    changes = {
+        "ood": tuple(ood) if ood else None,
+        "samples": samples,
+        "seed": seed,
+        "attacks": attacks,
+        "attacked": attacked,
+        "surrogate": surrogate,
+        "features": features,
+        "generated": generated,
+    }
     before = set(records.read_results(Path(run)).get("ood", {}).get("conditions", {}).get("outside", {}))
     for name, result in evaluate_run(run, names or [], device, **changes):
         printing.print_result(name, result, Path(run))
@@ -126,7 +166,7 @@ def report(
     print(write_report(runs, out))
 
 
-@app.command(epilog=example("gmmc sample runs/demo --label 3 --number 20 --seed 100 --out threes"))
+@app.command(epilog=example("gmmc sample runs/demo --number 50000 --balanced --out drawn.npz"))
 def sample(
     run: Run,
     number: Annotated[
@@ -136,6 +176,9 @@ def sample(
         list[str] | None,
         typer.Option(help="A class, by name; repeat for several. Default: drawn from the priors."),
     ] = None,
+    balanced: Annotated[
+        bool, typer.Option("--balanced", help="All classes in turn: as many of each, as FID is measured.")
+    ] = False,
     seed: Annotated[
         int, typer.Option(help="Seed of the first image; the next has seed + 1.", min=0, max=2**62)
     ] = 0,
@@ -143,21 +186,29 @@ def sample(
         int | None, typer.Option(help="Sampler steps; default: the model's own.", min=1, max=1_000_000)
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the pictures; default: samples/ in the run.")
+        Path | None,
+        typer.Option(help="A folder, or a file that ends in .npz or .parquet; default: samples/ in the run."),
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Draw images from noise.
+    """Draw images from noise. Run the same command again to go on after an interruption.
 
-    One PNG each, named by class and seed, and all of them in grid.png.
+    A folder: one PNG each, named by class and seed, and the first 100 in grid.png. Images that are there
+    already are kept if they are of the same model and settings, else replaced.
+
+    .npz: arr_0, the images as uint8 (N, H, W, C), where FID tools expect them; labels, seeds, class_names.
+
+    .parquet: image, label and seed as on the Hugging Face Hub, with class names; gmmc train reads it, too.
     """
-    from gmmc.commands import draw_to_folder, load_model
+    from gmmc.commands import draw, load_model
 
+    if balanced and label:
+        raise InputError("--balanced is for all classes and goes without --label")
     model = load_model(run, device)
     if out is None:
         out = (Path(run) if Path(run).is_dir() else Path(run).parent) / "samples"
-    grid = draw_to_folder(model, out, number=number, class_names=label or [], seed=seed, steps=steps)
-    print(f"{number} images in {out}; all at once: {grid}")
+    chosen = model.class_names if balanced else label or []
+    print(draw(model, out, number=number, class_names=chosen, seed=seed, steps=steps))
 
 
 @app.command(epilog=example("gmmc predict runs/demo digit.png other.png --tpr 0.99 --json"))

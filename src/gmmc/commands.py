@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from gmmc import bench, evaluations, pictures, runs
+from gmmc import bench, drawing, evaluations, runs
 from gmmc import data as data_sources
-from gmmc.atomic import write_atomic
 from gmmc.data import Dataset
 from gmmc.data.files import read_image
 from gmmc.errors import InputError
@@ -17,9 +16,19 @@ from gmmc.evaluations import Result
 from gmmc.models import Classifier, pick_device
 from gmmc.progress import Progress
 
+# Options of `gmmc evaluate` that only one of the evaluations looks at.
+OPTION_OF = {
+    "ood": "ood",
+    "attacks": "robustness",
+    "attacked": "robustness",
+    "surrogate": "robustness",
+    "features": "generation",
+    "generated": "generation",
+}
+
 
 def evaluate_run(
-    run: str, names: Sequence[str], device: str, **changes: int | tuple[str, ...] | None
+    run: str, names: Sequence[str], device: str, **changes: int | str | tuple[str, ...] | None
 ) -> Iterator[tuple[str, Result]]:
     """Measure a finished run on its own data, one evaluation after the other.
 
@@ -31,14 +40,16 @@ def evaluate_run(
         raise InputError(f"RUN must be a run folder, got {run!r}")
     model = load_model(run, device)
     evaluations.choose(model, names)  # refuse before the work what cannot be done
-    if changes.get("ood") and names and "ood" not in names:
-        raise InputError(f"--ood is for the evaluation ood, got {', '.join(names)}")
+    for option, name in OPTION_OF.items():
+        if changes.get(option) is not None and name not in (names or evaluations.choose(model, [])):
+            asked = ", ".join(names) or "none by name"
+            raise InputError(f"--{option} is for the evaluation {name}, got {asked}")
     cfg = dataclasses.replace(model.cfg.evaluate, **{k: v for k, v in changes.items() if v is not None})
     data = load_data(model, run)
     folder.results()
     if metrics := folder.metrics():
         model.trained["seconds"] = metrics[-1]["seconds"]
-    for name, result in evaluations.one_by_one(model, data, names, cfg):
+    for name, result in evaluations.one_by_one(model, data, names, cfg, folder):
         evaluations.keep(result, name, folder)
         yield name, result
 
@@ -64,27 +75,40 @@ def load_model(run: str, device: str) -> Classifier:
     return model
 
 
-def draw_to_folder(
+def draw(
     model: Classifier, out: Path, *, number: int, class_names: Sequence[str], seed: int, steps: int | None
-) -> Path:
-    """`number` fresh images as PNG files named by class and seed; gives the path of their grid.
+) -> str:
+    """`number` fresh images in a folder or a file, as the name of `out` says; gives a line about them.
 
     With class names, the images go through them in turn; without, classes are drawn from the priors.
     """
+    in_file = is_image_file(out)
     if class_names:
-        chosen = [class_index(model, name) for name in class_names]
-        labels = torch.tensor([chosen[i % len(chosen)] for i in range(number)])
+        chosen = torch.tensor([class_index(model, name) for name in class_names])
+        labels = chosen[torch.arange(number) % len(chosen)]
     else:
         labels = model.sample_labels(number, seed)
-    make_folder(out)
+    make_folder(out.parent if in_file else out)
+    to_place = drawing.to_file if in_file else drawing.to_folder
     with Progress("sampling", number) as bar:
-        images = model.sample(number, labels, seed, steps=steps, on_progress=bar.update)
-    for i, image in enumerate(images):
-        name = f"{model.class_names[labels[i]].replace('/', '_')}_seed{seed + i:06d}.png"
-        write_atomic(out / name, pictures.png(pictures.to_image(image)))
-    grid = out / "grid.png"
-    write_atomic(grid, pictures.png(pictures.grid(images, min(pictures.GRID_COLUMNS, number))))
-    return grid
+        there = to_place(model, labels, seed, out, steps=steps, on_progress=bar.update)
+    before = f", {'all' if there == number else there} of them drawn before" if there else ""
+    line = f"{number} images in {out}{before}"
+    if in_file:
+        return line
+    shown = "all at once" if number <= drawing.IN_GRID else f"the first {drawing.IN_GRID}"
+    return f"{line}; {shown}: {out / 'grid.png'}"
+
+
+def is_image_file(out: Path) -> bool:
+    """Whether images go into one file. Numbers after a dot are no ending: a folder may be called v1.2."""
+    ending = out.suffix.lower()
+    if out.is_dir() or not ending[1:2].isalpha():
+        return False
+    if ending not in drawing.FILES:
+        endings = " or ".join(drawing.FILES)
+        raise InputError(f"--out must be a folder or a file that ends in {endings}, got {str(out)!r}")
+    return True
 
 
 def predict_files(

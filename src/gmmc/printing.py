@@ -5,7 +5,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-LONG = {"trained", "settings"}  # conditions that only results.json tells
+LONG = {"trained", "settings", "attacks", "checks"}  # conditions that only results.json tells
 SCORES = {
     "log_density": "log p(x)",
     "max_posterior": "log odds",
@@ -46,6 +46,9 @@ def print_result(name: str, result: Any, folder: Path) -> None:
     print_places(result)
     for flag in result.flags:
         print(f"  ! {flag}")
+    for check, found in result.conditions.get("checks", {}).items():
+        if found == "fine":
+            print(f"  fine: {check}")
     for path in result.pictures:
         print(f"  picture: {folder / path}")
     told = {key: in_words(value) for key, value in result.conditions.items() if key not in LONG}
@@ -55,21 +58,40 @@ def print_result(name: str, result: Any, folder: Path) -> None:
 
 
 def print_places(result: Any) -> None:
-    """A row for each place; where it is set/score/temperature, of the last temperature only."""
-    places: dict[str, dict[str, str]] = {}
+    """A table for places of the same columns; where they are set/score/temperature, of the last only."""
+    tables: dict[tuple[int, str], dict[str, dict[str, str]]] = {}
+    attacks: dict[str, dict[str, str]] = {}
     for key, value in result.values.items():
         row, slash, column = key.rpartition("/")
-        if slash:
-            places.setdefault(row, {})[column] = f"{value:.4g}{interval(result.intervals.get(key))}"
-    if not places:
-        return
-    *_, last = places
-    if last.count("/") == 2:
-        temperature = last.rpartition("/")[2]
-        places = {row: cells for row, cells in places.items() if row.endswith(f"/{temperature}")}
-        print(f"  γ² {temperature}; the other temperatures are in results.json")
-    columns = list(places[last])
-    rows = [[*row.split("/"), *(cells[column] for column in columns)] for row, cells in places.items()]
+        if slash and column == "accuracy":
+            threat, attack = row.split("/")
+            attacks.setdefault(attack, {})[threat] = f"{value:.1%}"
+        elif slash:
+            depth, first = row.count("/"), next(iter(_columns(result.values, row)))
+            cell = f"{value:.4g}{interval(result.intervals.get(key))}"
+            tables.setdefault((depth, first), {}).setdefault(row, {})[column] = cell
+    if attacks:
+        order = sorted(attacks, key=lambda attack: (attack == "worst_case", attack != "paper_pgd"))
+        threats = dict.fromkeys(key.split("/")[0] for key in result.values if key.endswith("/accuracy"))
+        print_cells({attack: attacks[attack] for attack in order}, list(threats))
+    for (depth, _), places in tables.items():
+        if depth == 2:
+            temperature = list(places)[-1].rpartition("/")[2]
+            places = {row: cells for row, cells in places.items() if row.endswith(f"/{temperature}")}
+            print(f"  γ² {temperature}; the other temperatures are in results.json")
+        print_cells(places)
+
+
+def _columns(values: dict[str, float], row: str) -> list[str]:
+    return [key.rpartition("/")[2] for key in values if key.rpartition("/")[0] == row]
+
+
+def print_cells(places: dict[str, dict[str, str]], columns: list[str] | None = None) -> None:
+    """Rows by place and columns by name; a dash where there is nothing."""
+    columns = columns or list(dict.fromkeys(column for cells in places.values() for column in cells))
+    rows = [
+        [*row.split("/"), *(cells.get(column, "–") for column in columns)] for row, cells in places.items()
+    ]
     words = len(rows[0]) - len(columns)
     print_table([*[""] * words, *columns], rows, words=words, indent="  ")
 

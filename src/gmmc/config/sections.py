@@ -210,3 +210,12 @@ class EvaluateConfig(Section):
     seed: int = _number(0, at_least=0, at_most=2**63 - 1)  # of the first chain
     ood: tuple[str, ...] = ("noise", "constant", "interp")  # see data/outside.py; a named set or a folder too
     latent: int = _number(2000, at_least=10, at_most=100_000)  # test images on the map of features
+    # robustness
+    attacks: Literal["quick", "full"] = "quick"  # see evaluations/robustness.py
+    attacked: int = _number(0, at_least=0, at_most=1_000_000)  # test images; 0: as many as the preset says
+    surrogate: str = ""  # a run whose adversarial images are tried on this model
+    # generation
+    features: str = "auto"  # of FID: inception, small or a TorchScript file; see evaluations/features.py
+    generated: int = _number(50_000, at_least=2, at_most=10_000_000)  # fresh chains
+    generated_by_steps: int = _number(10_000, at_least=0, at_most=10_000_000)  # for each number of steps
+    generation_steps: tuple[int, ...] = _number((100, 200, 400), at_least=1, at_most=1_000_000)  # to score at

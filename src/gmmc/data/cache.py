@@ -31,7 +31,7 @@ class Entry:
 
     def read(self) -> Reading | None:
         try:
-            path = _folder() / self.name
+            path = folder() / self.name
             if not path.exists():
                 return None
             tensors, info, _ = unpack(path)
@@ -51,27 +51,27 @@ class Entry:
             {"images": reading.images, "labels": reading.labels}, {**info, "conversions": conversions}
         )
         try:
-            folder = _folder()
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(folder / self.name, content)
-            self._remove_older(folder)
+            place = folder()
+            place.mkdir(parents=True, exist_ok=True)
+            write_atomic(place / self.name, content)
+            self._remove_older(place)
         except (OSError, RuntimeError) as error:
             say(f"cannot keep the decoded images for next time ({error}); GMMC_CACHE may name another folder")
 
-    def _remove_older(self, folder: Path) -> None:
+    def _remove_older(self, place: Path) -> None:
         """Entries of earlier states of the same files, and what a killed process left half written."""
-        for path in folder.glob(f"{self.source}-*"):
+        for path in place.glob(f"{self.source}-*"):
             if not path.name.startswith(f"{self.source}-{self.state}-"):
                 path.unlink(missing_ok=True)
-        for path in folder.glob(f".{self.source}-*.tmp"):
+        for path in place.glob(f".{self.source}-*.tmp"):
             if time.time() - path.stat().st_mtime > ABANDONED:
                 path.unlink(missing_ok=True)
 
 
-def _folder() -> Path:
+def folder() -> Path:
     """$GMMC_CACHE, else $XDG_CACHE_HOME/gmmc, else ~/.cache/gmmc (RuntimeError where there is no home)."""
-    if folder := os.environ.get("GMMC_CACHE"):
-        return Path(folder).expanduser()
+    if chosen := os.environ.get("GMMC_CACHE"):
+        return Path(chosen).expanduser()
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "gmmc"
 

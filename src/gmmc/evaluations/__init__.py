@@ -1,13 +1,13 @@
 """Evaluations: one module each, all `evaluate(model, data, cfg) -> Result`. A new one adds a line here.
 
-They take any module of images in [0, 1] → logits; those that draw need a model with `sample`.
+They take any module of images in [0, 1] → logits; those that draw need a model with `sample`. Long ones also
+take the run folder, where they keep what they have so far, and go on from there after an interruption.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,21 +17,24 @@ from gmmc.atomic import write_atomic
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.errors import InputError
-from gmmc.evaluations import accuracy, calibration, latent, ood, samples
+from gmmc.evaluations import accuracy, calibration, generation, latent, ood, robustness, samples
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
 from gmmc.pixels import Shape
 from gmmc.runs import RunFolder
 from gmmc.scores import evaluating
 
-EVALUATIONS: dict[str, Callable[[Any, Dataset, EvaluateConfig], Result]] = {
+EVALUATIONS: dict[str, Callable[..., Result]] = {
     "accuracy": accuracy.evaluate,
     "calibration": calibration.evaluate,
     "ood": ood.evaluate,
     "latent": latent.evaluate,
     "samples": samples.evaluate,
+    "robustness": robustness.evaluate,
+    "generation": generation.evaluate,
 }
-NEED_SAMPLES = {"samples"}
+NEED_SAMPLES = {"samples", "generation"}
+LONG = {"robustness", "generation"}  # minutes on a GPU: run where they are asked for by name
 
 
 def evaluate(
@@ -42,15 +45,16 @@ def evaluate(
     *,
     out: str | Path | None = None,
 ) -> dict[str, Result]:
-    """Run the named evaluations, or all that the model allows: `found["accuracy"].values["top1"]`.
+    """Run the named evaluations, or all short ones that the model allows: `found["accuracy"].values["top1"]`.
 
     `model` is one of ours or any module of images in [0, 1] → logits. `out` is a run folder to keep results
-    and pictures in, where `gmmc report` finds them.
+    and pictures in, where `gmmc report` finds them, and where an interrupted evaluation goes on.
     """
     results = {}
-    for name, result in one_by_one(model, data, names, cfg or EvaluateConfig()):
-        if out is not None:
-            keep(result, name, RunFolder(out))
+    folder = None if out is None else RunFolder(out)
+    for name, result in one_by_one(model, data, names, cfg or EvaluateConfig(), folder):
+        if folder is not None:
+            keep(result, name, folder)
         results[name] = result
     return results
 
@@ -62,7 +66,11 @@ def keep(result: Result, name: str, folder: RunFolder) -> None:
 
 
 def one_by_one(
-    model: nn.Module, data: Dataset, names: Iterable[str] | str, cfg: EvaluateConfig
+    model: nn.Module,
+    data: Dataset,
+    names: Iterable[str] | str,
+    cfg: EvaluateConfig,
+    folder: RunFolder | None = None,
 ) -> Iterator[tuple[str, Result]]:
     """Each evaluation as it is done. One that was asked for by name and is impossible is an error.
 
@@ -73,7 +81,8 @@ def one_by_one(
     check(model, data)
     for name in chosen:
         try:
-            yield name, tidy(EVALUATIONS[name](model, data, cfg), data)
+            place = (folder,) if name in LONG else ()
+            yield name, tidy(EVALUATIONS[name](model, data, cfg, *place), data)
         except InputError as error:
             if asked:
                 raise
@@ -120,7 +129,11 @@ def choose(model: nn.Module, names: Iterable[str]) -> list[str]:
             raise InputError(f"unknown evaluation {name!r}; known are {', '.join(EVALUATIONS)}")
         if name in NEED_SAMPLES and not can_sample(model):
             raise InputError(f"evaluation {name!r} needs a model that can sample, got {type(model).__name__}")
-    return chosen or [name for name in EVALUATIONS if name not in NEED_SAMPLES or was_made_to_sample(model)]
+    return chosen or [
+        name
+        for name in EVALUATIONS
+        if name not in LONG and (name not in NEED_SAMPLES or was_made_to_sample(model))
+    ]
 
 
 def can_sample(model: nn.Module) -> bool:

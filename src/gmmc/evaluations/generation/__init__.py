@@ -1,0 +1,307 @@
+"""How good are the samples as a whole? FID, KID, how far they cover the real images, and memorisation.
+
+Every protocol is named for what it is: fresh chains, none left out, are what a user gets; the replay buffer
+has followed its chains for the whole training; the paper's protocol also leaves images out. Real test images
+against the same reference show what a perfect generator would have.
+"""
+
+import contextlib
+import functools
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from torch import Tensor
+
+from gmmc.config import EvaluateConfig
+from gmmc.data import Dataset
+from gmmc.drawing import drawn
+from gmmc.errors import InputError
+from gmmc.evaluations import intervals
+from gmmc.evaluations.generation import features
+from gmmc.evaluations.generation.buffered import KEPT, Buffer, most_confident, read_buffer
+from gmmc.evaluations.generation.doubts import doubts
+from gmmc.evaluations.generation.feature_cache import known_features
+from gmmc.evaluations.generation.features import FeatureNetwork
+from gmmc.evaluations.generation.memorisation import Memorisation, compare
+from gmmc.evaluations.generation.similarity import (
+    DENSITY_NEIGHBOURS,
+    KID_SIZE,
+    KID_SUBSETS,
+    PRECISION_NEIGHBOURS,
+    Gaussian,
+    frechet,
+    inception_score,
+    kid,
+    overlap,
+    some,
+)
+from gmmc.evaluations.result import Result, conditions
+from gmmc.models import Classifier
+from gmmc.pictures import GRID_COLUMNS, grid
+from gmmc.pixels import as_unit, to_uint8
+from gmmc.progress import Progress
+from gmmc.runs import RunFolder
+
+FEWEST = 4  # images that anything can be said of
+OVERLAP_IMAGES = 10_000  # of each set: time grows with their square
+# Chains followed together: a GPU's sampler is prepared anew for each such group.
+CHAINS = {"cpu": 320, "cuda": 20_000}
+
+SELECTION = {
+    "fresh": "none: fresh chains",
+    "buffer": "none: the replay buffer as training left it",
+    "paper": f"of the buffer, the most confident {KEPT:.0%} of each class that the model predicts",
+    "test": "none: real test images",
+}
+
+
+@dataclass(frozen=True)
+class Images:
+    """One set of images, as the feature network sees it."""
+
+    features: Tensor
+    classes: Tensor | None = None  # p(y|x) of the network's head
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, places: Tensor) -> "Images":
+        places = places.to(self.features.device)
+        return Images(self.features[places], None if self.classes is None else self.classes[places])
+
+    @functools.cached_property
+    def gaussian(self) -> Gaussian:
+        return Gaussian.of(self.features)
+
+
+@dataclass
+class Scores:
+    """By protocol and metric: "fresh/fid"."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, value: float, interval: tuple[float, float] | None = None) -> None:
+        self.values[name] = value
+        if interval is not None:
+            self.ranges[name] = interval
+
+
+def evaluate(
+    model: Classifier, data: Dataset, cfg: EvaluateConfig, folder: RunFolder | None = None
+) -> Result:
+    """The run folder, if any, holds the replay buffer, and meanwhile the chains drawn so far."""
+    check(model, data, cfg)
+    network = features.find(cfg.features, data, model.device)
+    train = known_features(network, data.train.images, "training images")
+    valid = known_features(network, data.valid.images, "validation images")
+    test = look_at_test(network, data)
+    buffer, flags = find_buffer(folder, model)
+    work = folder.path / "work" / "generation" if folder else None
+    fresh = draw(model, cfg, work)
+    sets = {**candidates(network, model, fresh, buffer), "test": test}
+    reference = Images(torch.cat([train, valid]))
+    paper_reference = Images(torch.cat([train, valid, test.features]))
+    scores = score_all(sets, reference, paper_reference, cfg.seed)
+    found = compare(sets["fresh"].features, train, test.features)
+    curves = {"nearest": found.curve} | follow(network, model, cfg, reference, scores)
+    for name, value in found.values.items():
+        scores.add(f"memorisation/{name}", value, found.interval if name == "closer_share" else None)
+    if work:
+        tidy_up(work)
+    return Result(
+        values=scores.values,
+        intervals=scores.ranges,
+        curves=curves,
+        pictures=draw_pictures(fresh, buffer, found, data, cfg.seed),
+        flags=[*flags, *doubts(scores.values, scores.ranges, scores.counts, network, model, data, buffer)],
+        conditions=told(model, data, cfg, network, scores.counts, buffer),
+    )
+
+
+def check(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> None:
+    """Refuse before the work what cannot be done."""
+    fewest = max(FEWEST, 2 * len(data.class_names))
+    if not model.can_sample:
+        raise InputError("generation needs a model that can sample, got a softmax classifier without samples")
+    if cfg.generated < fewest:
+        raise InputError(f"generated must be at least 2 per class, {fewest}, got {cfg.generated}")
+    if 0 < cfg.generated_by_steps < fewest:
+        raise InputError(
+            f"generated_by_steps must be 0 or at least 2 per class, {fewest}, got {cfg.generated_by_steps}"
+        )
+    if min(cfg.generation_steps, default=1) < 1:
+        raise InputError(f"generation_steps must be at least 1, got {min(cfg.generation_steps)}")
+    for name in ("train", "test"):
+        if (count := len(getattr(data, name))) < FEWEST:
+            raise InputError(f"generation needs at least {FEWEST} {name} images, got {count}")
+
+
+# --- the images ---
+
+
+def labels_of(count: int, model: Classifier) -> Tensor:
+    return torch.arange(count) % len(model.class_names)
+
+
+def draw(model: Classifier, cfg: EvaluateConfig, work: Path | None) -> Tensor:
+    """Fresh chains as uint8 images on the CPU; an interrupted evaluation goes on with those in `work`."""
+    with Progress("sampling", cfg.generated) as bar:
+        labels = labels_of(cfg.generated, model)
+        return drawn(model, labels, cfg.seed, folder=work, on_progress=bar.update)
+
+
+def tidy_up(work: Path) -> None:
+    """Nothing is left to go on with; others may still have something in the folder above."""
+    shutil.rmtree(work, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        work.parent.rmdir()
+
+
+def find_buffer(folder: RunFolder | None, model: Classifier) -> tuple[Buffer | None, list[str]]:
+    """The buffer, or None and why."""
+    try:
+        buffer = read_buffer(folder, model)
+        if len(buffer) < 2 * FEWEST:
+            raise InputError(f"the buffer holds {len(buffer)} images only")
+        return buffer, []
+    except InputError as error:
+        return None, [f"buffer and paper are not measured: {error}"]
+
+
+def look_at_test(network: FeatureNetwork, data: Dataset) -> Images:
+    if network.classes:  # features on disk come without them
+        return Images(*network.described(data.test.images, "test images"))
+    return Images(known_features(network, data.test.images, "test images"))
+
+
+def candidates(
+    network: FeatureNetwork, model: Classifier, fresh: Tensor, buffer: Buffer | None
+) -> dict[str, Images]:
+    """The generated images, by protocol."""
+    sets = {"fresh": Images(*network.described(fresh, "fresh samples"))}
+    if buffer:
+        sets["buffer"] = Images(*network.described(buffer.images, "the buffer"))
+        sets["paper"] = sets["buffer"][most_confident(model, buffer.images)]
+    return sets
+
+
+# --- the scores ---
+
+
+def score_all(sets: dict[str, Images], reference: Images, paper_reference: Images, seed: int) -> Scores:
+    scores = Scores()
+    with Progress("scoring", 2 * len(sets)) as bar:
+        for i, (protocol, images) in enumerate(sets.items()):
+            against = paper_reference if protocol == "paper" else reference
+            scores.counts[protocol] = len(images)
+            add_distances(scores, protocol, images, against, seed)
+            bar.update(2 * i + 1, protocol)
+            add_overlap(scores, protocol, images, against, seed)
+            if images.classes is not None:
+                scores.add(f"{protocol}/inception_score", *inception_score(images.classes, seed=seed))
+            bar.update(2 * i + 2, protocol)
+    return scores
+
+
+def add_distances(scores: Scores, protocol: str, images: Images, reference: Images, seed: int) -> None:
+    scores.add(f"{protocol}/fid", frechet(reference.gaussian, images.gaussian))
+    scores.add(f"{protocol}/kid", *kid(images.features, reference.features, seed=seed))
+
+
+def add_overlap(scores: Scores, protocol: str, images: Images, reference: Images, seed: int) -> None:
+    real = some(reference.features, OVERLAP_IMAGES, seed, "real")
+    generated = some(images.features, OVERLAP_IMAGES, seed, "generated")
+    counts = {"precision": len(generated), "recall": len(real), "coverage": len(real)}
+    for name, value in overlap(real, generated)._asdict().items():
+        count = counts.get(name)  # density is no proportion
+        interval = intervals.of_proportion(round(value * count), count) if count else None
+        scores.add(f"{protocol}/{name}", value, interval)
+
+
+def follow(
+    network: FeatureNetwork, model: Classifier, cfg: EvaluateConfig, reference: Images, scores: Scores
+) -> dict[str, Any]:
+    """FID and KID as fresh chains go on; the curve, if it is wanted."""
+    frames = sorted(set(cfg.generation_steps))
+    if not frames or not cfg.generated_by_steps:
+        return {}
+    seen = {
+        f"steps_{steps}": Images(network.features(images, f"samples after {steps} steps"))
+        for steps, images in zip(frames, film(model, cfg, frames), strict=True)
+    }
+    with Progress("scoring by steps", len(seen)) as bar:
+        for done, (protocol, images) in enumerate(seen.items(), start=1):
+            scores.counts[protocol] = len(images)
+            add_distances(scores, protocol, images, reference, cfg.seed)
+            bar.update(done)
+    return {"steps": {"steps": frames, "fid": [scores.values[f"steps_{steps}/fid"] for steps in frames]}}
+
+
+def film(model: Classifier, cfg: EvaluateConfig, frames: list[int]) -> Tensor:
+    """uint8 images of chains after each number of steps, on the CPU: (frames, n, …)."""
+    labels, parts, done = labels_of(cfg.generated_by_steps, model), [], 0
+    with Progress(f"following chains for {frames[-1]} steps", len(labels)) as bar:
+        for part in labels.split(CHAINS.get(model.device.type, 320)):
+            parts.append(to_uint8(model.film(part, cfg.seed + done, frames=frames)).cpu())
+            done += len(part)
+            bar.update(done)
+    return torch.cat(parts, 1)
+
+
+# --- what is shown and said ---
+
+
+def draw_pictures(
+    fresh: Tensor, buffer: Buffer | None, found: Memorisation, data: Dataset, seed: int
+) -> dict[str, Image]:
+    shown = {"generation/nearest.png": found.picture(fresh, data.train.images, seed)}
+    if buffer:  # evenly spaced: its classes lie one after the other
+        places = torch.linspace(0, len(buffer) - 1, min(GRID_COLUMNS**2, len(buffer))).round().long()
+        shown["generation/buffer.png"] = grid(as_unit(buffer.images[places]), GRID_COLUMNS)
+    return shown
+
+
+def told(
+    model: Classifier,
+    data: Dataset,
+    cfg: EvaluateConfig,
+    network: FeatureNetwork,
+    counts: dict[str, int],
+    buffer: Buffer | None,
+) -> dict[str, Any]:
+    reference = f"{len(data.train) + len(data.valid):,} training and validation images"
+    if buffer:
+        reference += f"; paper: with the {len(data.test):,} test images too"
+    followed = {name: SELECTION["fresh"] for name in counts if name.startswith("steps_")}
+    protocol = {
+        "images": counts,
+        "reference": reference,
+        "features": network.name,
+        "pixels": "uint8",
+        "selection": {name: SELECTION[name] for name in SELECTION if name in counts} | followed,
+        "steps": model.cfg.sample.steps,
+        "seeds": f"{cfg.seed}..{cfg.seed + cfg.generated - 1}",
+        "start": f"{model.start.name}, not the buffer",
+        "labels": f"0..{len(data.class_names) - 1} in turn",
+        "sampler": model.cfg.sampler.name,
+        "sampler_precision": model.sampling_precision,
+        "alpha": model.cfg.sampler.alpha,
+        "kid": f"{KID_SUBSETS} subsets of at most {KID_SIZE:,} images",
+        "overlap": f"{PRECISION_NEIGHBOURS} neighbours (precision, recall), {DENSITY_NEIGHBOURS} (density, "
+        f"coverage), at most {OVERLAP_IMAGES:,} images of each set",
+        "intervals": "95%; KID: jackknife; shares: Wilson; none for FID and density",
+        "seed": cfg.seed,
+    }
+    if not network.classes:
+        protocol["inception_score"] = (
+            "not measured: this feature network has no class head; the official one (--features) has"
+        )
+    if buffer:
+        protocol["buffer"] = {"chains": len(buffer), "never_moved": buffer.untouched, "step": buffer.step}
+    return conditions(model, **protocol)

@@ -1,0 +1,98 @@
+"""What a reader of generation scores should doubt."""
+
+import itertools
+
+from gmmc.data import Dataset
+from gmmc.evaluations.generation.buffered import Buffer
+from gmmc.evaluations.generation.features import FeatureNetwork
+from gmmc.models import Classifier
+
+# FID falls with the number of images by about its dimension over that number: the usual 50,000 for Inception.
+ENOUGH = 24  # images per feature
+MUCH_WORSE = 1.25  # times the FID
+WORSE = 1.05
+CLOSER = 0.02  # share of samples; 1% is chance
+
+Values = dict[str, float]
+
+
+def doubts(
+    values: Values,
+    ranges: dict[str, tuple[float, float]],
+    counts: dict[str, int],
+    network: FeatureNetwork,
+    model: Classifier,
+    data: Dataset,
+    buffer: Buffer | None,
+) -> list[str]:
+    flags = []
+    if network.doubt:
+        flags.append(f"not comparable with published FIDs: {network.doubt}")
+    flags += doubts_of_counts(counts, network.dim)
+    flags += doubts_of_chains(values, model.cfg.sample.steps)
+    if buffer:
+        flags += doubts_of_buffer(buffer, model.trained.get("updates"))
+    if model.sampling_precision != "fp32":
+        flags.append(f"the chains were drawn in {model.sampling_precision}")
+    return flags + doubts_of_memorisation(values, ranges, len(data.test))
+
+
+def doubts_of_counts(counts: dict[str, int], dim: int) -> list[str]:
+    few = {name: count for name, count in counts.items() if count <= dim}
+    fewer = {name: count for name, count in counts.items() if dim < count < ENOUGH * dim and name != "test"}
+    flags = []
+    if few:
+        flags.append(
+            f"too few images for the covariance of {dim:,} features, FID is far too high: {_listed(few)}"
+        )
+    if fewer:
+        flags.append(
+            f"FID falls as images become more, compare equal numbers only (with Inception, 10,000 images are "
+            f"a point or two above 50,000): {_listed(fewer)}"
+        )
+    return flags
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+
+
+def doubts_of_chains(values: Values, steps: int) -> list[str]:
+    flags = []
+    fresh, buffer = values["fresh/fid"], values.get("buffer/fid")
+    if buffer is not None and fresh > MUCH_WORSE * buffer:
+        flags.append(
+            f"fresh chains are much worse than the buffer (FID {fresh:.3g} against {buffer:.3g}): "
+            f"chains need longer than {steps} steps"
+        )
+    followed = sorted(
+        (int(name[len("steps_") : -len("/fid")]), value)
+        for name, value in values.items()
+        if name.startswith("steps_") and name.endswith("/fid")
+    )
+    for (before, fid), (after, later) in itertools.pairwise(followed):
+        if later > WORSE * fid:
+            flags.append(f"more steps make it worse: FID {fid:.3g} after {before}, {later:.3g} after {after}")
+    return flags
+
+
+def doubts_of_buffer(buffer: Buffer, updates: int | None) -> list[str]:
+    flags = []
+    if buffer.untouched > 0.01 * len(buffer):
+        flags.append(f"buffer: {buffer.untouched:,} of {len(buffer):,} chains were never moved")
+    if updates is not None and buffer.step != updates:
+        flags.append(f"the buffer is that of update {buffer.step:,}, the model that of {updates:,}")
+    return flags
+
+
+def doubts_of_memorisation(values: Values, ranges: dict[str, tuple[float, float]], test: int) -> list[str]:
+    flags = []
+    if test < 100:
+        flags.append(f"memorisation: 1% of {test} test images is less than one of them")
+    if ranges["memorisation/closer_share"][0] > CLOSER:
+        share = values["memorisation/closer_share"]
+        flags.append(
+            f"{share:.1%} of the samples are nearer to a training image than all but 1% of the test images: "
+            "copies, or prototypes; see generation/nearest.png"
+        )
+    return flags
