@@ -1,5 +1,6 @@
 """Attacks one after the other on the same images: which of them each one broke, kept on disk as it goes."""
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable
@@ -45,9 +46,11 @@ class Store:
         self._saved = time.monotonic()
 
     def remove(self) -> None:
-        """All of it has gone into a result."""
+        """All of it has gone into a result; others may still have something in the folder."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.path.parent.rmdir()
 
 
 def content_key(*parts: object) -> str:
