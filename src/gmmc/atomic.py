@@ -6,7 +6,7 @@ from pathlib import Path
 
 def write_atomic(path: Path, content: bytes) -> None:
     """All of the content or none of it, also after a power cut."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:

@@ -41,20 +41,21 @@ class Target:
         self.network = tempered(module)
         self.gamma2 = self.network.paper or 1.0
         self.device = next(module.parameters(), torch.empty(0)).device
+        self.dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
         self.batch = BATCH.get(self.device.type, 64)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Logits as users get them."""
-        return self.module(images)
+        return self.module(images.to(self.dtype))
 
     def view(self, images: Tensor) -> View:
-        features = self.network.features(images)
+        features = self.network.features(images.to(self.dtype))
         return View(self.network, features, self.network.energies_of(features), self.gamma2)
 
     @torch.no_grad()
     def names(self, images: Tensor, labels: Tensor) -> Tensor:
         """(N,): whether the model, as users get it, names the right class."""
-        logits = self.module(images)
+        logits = self(images)
         return (logits.argmax(1) == labels) & logits.isfinite().all(1)
 
     @contextmanager
@@ -73,7 +74,7 @@ class Target:
             try:
                 for parameter in wanted:
                     parameter.requires_grad_(False)
-                yield prepared
+                yield lambda images: prepared(images).float()
             finally:
                 for parameter, before in wanted.items():
                     parameter.requires_grad_(before)

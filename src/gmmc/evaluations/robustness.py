@@ -6,6 +6,7 @@ attacks that do not saturate, AutoAttack, and for each image the worst of all of
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,7 +43,9 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFo
     surrogate = load_surrogate(cfg.surrogate, model, data)
     attacked = choose_images(data.test, cfg.attacked or preset.images, cfg.seed)
     target = Target(model)
-    key = content_key(FORMAT, preset, cfg.seed, cfg.surrogate, attacked.images, *model.state_dict().values())
+    weights = [*model.state_dict().values(), *(surrogate.module.state_dict().values() if surrogate else ())]
+    data_key = attacked.images, attacked.labels
+    key = content_key(FORMAT, target.batch, preset, cfg.seed, *data_key, *weights)
     store = Store(folder.path / "work" / "robustness.safetensors" if folder else None, key)
     with target.exposed() as prepared, Progress("attacks", 1) as bar:
         images, labels = prepared(attacked.images), attacked.labels.to(target.device)
@@ -70,7 +73,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFo
             "gamma2": target.gamma2,
             "checks": {text: "raised" if raised else "fine" for text, raised in checks.items()},
             "attacks": protocol.settings(),
-            "surrogate": cfg.surrogate or "none",
+            "surrogate": described(surrogate, cfg.surrogate),
             **measured_in,
         },
     )
@@ -103,6 +106,14 @@ def load_surrogate(run: str, model: nn.Module, data: Dataset) -> Target | None:
     if (other.shape, other.class_names) != (data.shape, data.class_names):
         raise InputError(f"the surrogate must be a model of the same images and classes, got {run}")
     return Target(other)
+
+
+def described(surrogate: Target | None, run: str) -> str:
+    """By its name, not its whole path, which says something of a machine only."""
+    if surrogate is None:
+        return "none"
+    model: Any = surrogate.module
+    return f"{Path(run).resolve().name}: {model.cfg.model.head} head, {model.cfg.model.backbone}"
 
 
 def zero_gradients(target: Target, images: Tensor, labels: Tensor) -> float:

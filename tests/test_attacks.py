@@ -1,0 +1,349 @@
+import random
+import sys
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gmmc.attacks import gradient as gradients
+from gmmc.attacks.autoattack import PARTS, AutoAttackPart
+from gmmc.attacks.carlini_wagner import CarliniWagner
+from gmmc.attacks.gradient import Attack, FeatureMatch, Margin, PaperPGD, Pull, Temperatures, Transfer
+from gmmc.attacks.target import Target, margin
+from gmmc.attacks.threats import Threat
+
+LINEAR_GAP = 4.0  # between the true logit and the nearest other
+CLASSES = 5
+NAMES = ["paper_pgd", "margin", "pull", "temperatures", "features", "transfer", *PARTS]
+NORMS = ["linf", "l2"]
+
+
+def source(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def linear(weight: Tensor) -> nn.Module:
+    """Logits w·(x − ½), so that gray is on every boundary."""
+    layer = nn.Linear(64, len(weight))
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(-weight.sum(1) / 2)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def two_classes(count: int = 6, scale: float = 1.0) -> tuple[nn.Module, Tensor, Tensor, dict[str, float]]:
+    """A model, images, labels, and the exact distance of each of the images to the boundary."""
+    w = torch.rand(64, generator=source()) + 0.5
+    w *= torch.where(torch.arange(64) % 2 == 0, 10, -10)
+    apart = 2 * w  # w_0 − w_1
+    y = torch.arange(count) % 2
+    noise = 0.1 * torch.randn(count, 64, generator=source(1))
+    along = (1 - 2 * y)[:, None] * LINEAR_GAP - noise @ apart[:, None]
+    x = 0.5 + noise + along * apart / apart.square().sum()
+    distances = {"linf": LINEAR_GAP / apart.abs().sum().item(), "l2": LINEAR_GAP / apart.norm().item()}
+    return linear(scale * torch.stack([w, -w])), x.reshape(count, 1, 8, 8), y, distances
+
+
+def five_classes(count: int = 10) -> tuple[nn.Module, Tensor, Tensor, dict[str, float]]:
+    """Twelve pixels for each class; the next class is nearer than the others."""
+    signs = torch.where(torch.rand(60, generator=source()) < 0.5, -1.0, 1.0)
+    weight = torch.zeros(5, 64)
+    for j in range(5):
+        weight[j, 12 * j : 12 * j + 12] = 10 * signs[12 * j : 12 * j + 12]
+    y = torch.arange(count) % 5
+    logits = torch.zeros(count, 5)
+    logits[torch.arange(count), y] = 1.5 * LINEAR_GAP
+    logits[torch.arange(count), (y + 1) % 5] = 0.5 * LINEAR_GAP
+    x = 0.5 + logits @ weight / weight[0].square().sum()
+    distances = {"linf": LINEAR_GAP / 240, "l2": LINEAR_GAP / 2400**0.5}
+    return linear(weight), x.reshape(count, 1, 8, 8), y, distances
+
+
+def broken_by(attack: Attack, module: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
+    """(N,): those that one of the attempts got misnamed; each attempt is within the threat."""
+    target, broken = Target(module), torch.zeros(len(x), dtype=torch.bool)
+    with target.exposed():
+        for number in range(attack.tries):
+            moved = attack.attempt(target, x, y, threat, number, source(number))
+            assert threat.allows(moved, x).all()
+            broken |= ~target.names(moved, y)
+    return broken
+
+
+def guides_of(module: nn.Module) -> tuple[Tensor, Tensor]:
+    """Features of random images, of a foreign module its logits, and what it names them."""
+    logits = module(torch.rand(40, 1, 8, 8, generator=source(7))).detach()
+    return logits, logits.argmax(1)
+
+
+def make_attack(name: str, module: nn.Module, classes: int = CLASSES) -> Attack:
+    if name in PARTS:
+        return AutoAttackPart(name, classes, queries=60)
+    return {
+        "paper_pgd": PaperPGD(),
+        "margin": Margin(20, 2),
+        "pull": Pull(20, classes - 1),
+        "temperatures": Temperatures(20, 4),
+        "features": FeatureMatch(20, 2, *guides_of(module)),
+        "transfer": Transfer(Target(smooth(seed=1)), Margin(20, 2)),
+    }[name]
+
+
+def smooth(classes: int = CLASSES, seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, classes)
+        ).eval()
+
+
+def random_states() -> tuple:
+    """Of all that draw for everybody."""
+    return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()  # noqa: NPY002
+
+
+def border_images() -> Tensor:
+    """Noise, black, white, and both."""
+    noise = torch.rand(3, 1, 8, 8, generator=source(3))
+    return torch.cat([noise, torch.zeros(1, 1, 8, 8), torch.ones(1, 1, 8, 8), noise[:1].round()])
+
+
+@pytest.mark.parametrize("norm", NORMS)
+class TestThreat:
+    def test_projecting_twice_is_projecting_once(self, norm):
+        threat, x = Threat(norm, 0.3), border_images()
+        far = x + torch.randn(x.shape, generator=source())
+        once = threat.project(far, x)
+        assert threat.allows(once, x).all()
+        assert not threat.allows(far, x).any()
+        torch.testing.assert_close(threat.project(once, x), once, rtol=0, atol=1e-6)
+        torch.testing.assert_close(threat.project(x, x), x, rtol=0, atol=0)
+
+    def test_a_random_start_is_inside_and_somewhere_else_each_time(self, norm):
+        threat, x = Threat(norm, 0.1), torch.full((50, 1, 8, 8), 0.5)
+        first, second = (threat.random(x, source(seed)) for seed in (0, 1))
+        assert threat.allows(first, x).all()
+        assert threat.allows(threat.random(border_images(), source()), border_images()).all()
+        assert torch.equal(first, threat.random(x, source(0)))
+        assert (first - second).flatten(1).abs().amax(1).min() > 1e-3
+        assert (
+            threat.distance(first, x).min() > 0.08
+        )  # in 64 dimensions nearly all of a ball is near its edge
+        assert abs((first - x).mean()) < 0.01
+
+    def test_a_step_has_its_size_and_none_without_a_gradient(self, norm):
+        threat, x = Threat(norm, 0.1), torch.full((3, 1, 8, 8), 0.5)
+        gradient = torch.randn(x.shape, generator=source())
+        gradient[1] *= 1e-30
+        gradient[2] = 0
+        moved = threat.ascend(x, gradient, 0.05)
+        assert threat.distance(moved, x).tolist() == pytest.approx([0.05, 0.05, 0], abs=1e-6)
+
+    @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.001, 1.001])
+    def test_what_is_no_image_is_not_allowed(self, norm, wrong):
+        threat, x = Threat(norm, 10), torch.full((2, 1, 8, 8), 0.5)
+        moved = x.clone()
+        moved[1, 0, 3, 3] = wrong
+        assert threat.allows(moved, x).tolist() == [True, False]
+
+    def test_the_edge_is_allowed_and_no_further(self, norm):
+        threat, x = Threat(norm, 0.1), torch.full((1, 1, 8, 8), 0.5)
+        direction = torch.ones_like(x) if norm == "linf" else torch.full_like(x, 1 / 8)
+        assert threat.allows(x + 0.1 * direction, x).all()
+        assert not threat.allows(x + 0.1001 * direction, x).any()
+
+
+def test_threats_are_named_as_the_literature_counts():
+    names = [Threat.linf(pixels).name for pixels in (1, 2, 4, 8, 16, 32, 64)]
+    assert names == ["linf_1", "linf_2", "linf_4", "linf_8", "linf_16", "linf_32", "linf_64"]
+    assert [Threat("l2", eps).name for eps in (0.25, 0.5, 1.0)] == ["l2_0.25", "l2_0.5", "l2_1"]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+class TestLinearModel:
+    """Where the smallest perturbation that changes the class is known."""
+
+    @pytest.mark.parametrize("name", ["margin", "pull", "temperatures", "features", "apgd-ce", "fab-t"])
+    def test_two_classes(self, name, norm):
+        module, x, y, exact = two_classes()
+        attack = make_attack(name, module, 2)
+        assert not broken_by(attack, module, x, y, Threat(norm, 0.99 * exact[norm])).any()
+        assert broken_by(attack, module, x, y, Threat(norm, 1.02 * exact[norm])).all()
+
+    @pytest.mark.parametrize("name", ["margin", "temperatures", "apgd-t", "fab-t"])
+    def test_five_classes(self, name, norm):
+        module, x, y, exact = five_classes()
+        attack = make_attack(name, module)
+        assert not broken_by(attack, module, x, y, Threat(norm, 0.99 * exact[norm])).any()
+        assert broken_by(attack, module, x, y, Threat(norm, 1.02 * exact[norm])).all()
+
+    def test_the_papers_steps_reach_a_third_further_than_the_edge(self, norm):
+        module, x, y, exact = two_classes()
+        assert not broken_by(PaperPGD(), module, x, y, Threat(norm, 0.99 * exact[norm])).any()
+        assert broken_by(PaperPGD(), module, x, y, Threat(norm, 1.4 * exact[norm])).all()
+
+    def test_square_sees_no_gradient_and_comes_less_close(self, norm):
+        module, x, y, exact = two_classes()
+        square = AutoAttackPart("square", 2, queries=300)
+        far = {"linf": 2, "l2": 6}[norm]
+        assert not broken_by(square, module, x, y, Threat(norm, 0.99 * exact[norm])).any()
+        assert broken_by(square, module, x, y, Threat(norm, far * exact[norm])).any()
+
+
+@pytest.mark.parametrize("targeted", [False, True])
+def test_carlini_and_wagner_find_the_nearest_image(targeted):
+    module, x, y, exact = five_classes()
+    goals = (y + 2) % 5 if targeted else y
+    # The nearest class has a gap of LINEAR_GAP, all others one and a half times that.
+    wanted = exact["l2"] * (1.5 if targeted else 1)
+    target = Target(module)
+    with target.exposed():
+        moved = CarliniWagner(100, targeted).attack(target, x, y, goals)
+        named = target(moved).argmax(1)
+    assert torch.equal(named, goals) if targeted else (named != y).all()
+    distances = (moved - x).flatten(1).norm(dim=1)
+    assert distances.min() / wanted > 0.999
+    assert distances.max() / wanted < 1.02
+
+
+def test_carlini_and_wagner_give_back_what_they_cannot_move():
+    module, x, y, _ = two_classes(scale=0)
+    moved = CarliniWagner(10, False, search_steps=3).attack(Target(module), x, y, y)
+    assert torch.equal(moved, x)
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestEveryAttack:
+    @pytest.mark.parametrize("norm", NORMS)
+    def test_stays_within_its_bounds_also_at_the_border(self, name, norm):
+        module, x = smooth(), border_images()
+        target, threat = Target(module), Threat(norm, {"linf": 0.1, "l2": 0.8}[norm])
+        with target.exposed():
+            y = target(x).argmax(1)
+            for number in (0, 1):
+                moved = make_attack(name, module).attempt(target, x, y, threat, number, source())
+                assert threat.allows(moved, x).all()
+
+    def test_is_the_same_again_and_leaves_all_else_as_it_was(self, name):
+        module, x = smooth().train(), border_images()
+        module[1].eval().bias.requires_grad_(False)
+        before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+        modes = [part.training for part in module.modules()]
+        wanted = [parameter.requires_grad for parameter in module.parameters()]
+        target = Target(module)
+        states = random_states()
+        with target.exposed():
+            y = target(x).argmax(1)
+            attack = make_attack(name, module)
+            first, again = (attack.attempt(target, x, y, Threat("linf", 0.1), 1, source()) for _ in range(2))
+        assert torch.equal(first, again)
+        assert random_states() == states
+        assert [part.training for part in module.modules()] == modes
+        assert [parameter.requires_grad for parameter in module.parameters()] == wanted
+        assert all(torch.equal(before[key], tensor) for key, tensor in module.state_dict().items())
+        assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_restarts_begin_elsewhere():
+    module, x = smooth(), border_images()
+    target = Target(module)
+    y = target(x).argmax(1)
+    tiny = Threat("linf", 0.01)  # too little to break anything early
+    attempts = [Margin(3, 3).attempt(target, x, y, tiny, number, source(number)) for number in range(3)]
+    assert not torch.equal(attempts[1], attempts[2])
+    pulls = [Pull(3, 3).attempt(target, x, y, tiny, number, source(5)) for number in (1, 2)]
+    assert not torch.equal(*pulls)  # from the same place towards other classes
+
+
+def test_margin_by_hand():
+    logits = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, 7.0]])
+    assert margin(logits, torch.tensor([0, 1])).tolist() == [-1, 2]
+
+
+class TestSaturation:
+    def test_cross_entropy_has_no_gradient_where_the_margin_still_has_one(self):
+        module, x, y, exact = two_classes(scale=1e4)
+        threat = Threat("linf", 1.4 * exact["linf"])
+        assert (gradients.cross_entropy_gradient(Target(module), x, y) == 0).all()
+        assert not broken_by(PaperPGD(), module, x, y, threat).any()
+        assert broken_by(Margin(20, 1), module, x, y, threat).all()
+
+    def test_an_overflow_points_nowhere(self):
+        class Overflowing(nn.Module):
+            def forward(self, x):
+                return torch.stack([x.sum((1, 2, 3)), (x.sum((1, 2, 3)) * 1e20) ** 2], 1)
+
+        x = border_images()
+        gradient = gradients.cross_entropy_gradient(
+            Target(Overflowing()), x, torch.zeros(len(x), dtype=torch.long)
+        )
+        assert gradient.isfinite().all()
+
+
+class TestAutoAttack:
+    def test_targets_are_as_many_as_there_are(self):
+        assert [AutoAttackPart("fab-t", classes).targets for classes in (2, 10, 100)] == [1, 9, 9]
+        assert [AutoAttackPart("apgd-t", classes).possible for classes in (2, 3, 4)] == [False, False, True]
+        assert all(AutoAttackPart(part, 2).possible for part in PARTS if part != "apgd-t")
+
+    def test_what_it_says_goes_with_the_result(self, capfd):
+        part, x = AutoAttackPart("apgd-ce", 5), border_images()
+        module = nn.Sequential(smooth(), nn.Softmax(-1))
+        for _ in range(2):
+            broken_by(part, module, x, module(x).argmax(1), Threat.linf(8))
+        (word,) = part.warnings
+        assert "the output is a probability distribution" in word
+        assert capfd.readouterr() == ("", "")
+
+    def test_leaves_a_debugger_its_trace(self):
+        module, x = smooth(), border_images()
+        before, own = sys.gettrace(), lambda *arguments: None
+        try:
+            sys.settrace(own)
+            broken_by(AutoAttackPart("apgd-ce", 5), module, x, module(x).argmax(1), Threat.linf(8))
+            assert sys.gettrace() is own
+        finally:
+            sys.settrace(before)
+
+
+# --- foolbox, which JEM and the paper used ---------------------------------------------------------
+
+
+def foolbox_model(module: nn.Module):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        foolbox = pytest.importorskip("foolbox")
+        return foolbox, foolbox.PyTorchModel(module, bounds=(0, 1), device="cpu")
+
+
+@pytest.mark.parametrize(("norm", "attack_name"), [("linf", "LinfPGD"), ("l2", "L2PGD")])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_pgd_gives_foolboxs_images(norm, attack_name):
+    module, x = smooth(), border_images()
+    foolbox, theirs = foolbox_model(module)
+    y, eps = module(x).argmax(1), {"linf": 0.1, "l2": 0.8}[norm]
+    attack = getattr(foolbox.attacks, attack_name)(rel_stepsize=1 / 30, steps=40, random_start=False)
+    _, wanted, _ = attack(theirs, x, y, epsilons=eps)
+    ours = replace(PaperPGD(), random_start=False)
+    moved = ours.attempt(Target(module), x, y, Threat(norm, eps), 0, source())
+    assert (moved - x).abs().max() > 0.05
+    torch.testing.assert_close(moved, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_carlini_and_wagner_come_as_close_as_foolboxs():
+    module, x = smooth(), torch.rand(8, 1, 8, 8, generator=source(4))
+    foolbox, theirs = foolbox_model(module)
+    y = module(x).argmax(1)
+    attack = foolbox.attacks.L2CarliniWagnerAttack(
+        binary_search_steps=6, steps=100, stepsize=0.01, confidence=0.0, initial_const=0.01
+    )
+    _, wanted, success = attack(theirs, x, y, epsilons=None)
+    moved = CarliniWagner(100, False, search_steps=6).attack(Target(module), x, y, y)
+    assert success.all()
+    assert (module(moved).argmax(1) != y).all()
+    ours, foolboxs = ((part - x).flatten(1).norm(dim=1).mean().item() for part in (moved, wanted))
+    assert ours == pytest.approx(foolboxs, rel=0.03)
