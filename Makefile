@@ -8,9 +8,10 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: .venv/product ## train on the digits, evaluate, draw samples, write a report: about two minutes
+demo: .venv/product ## train on the digits, evaluate, draw samples, write a report: about four minutes
 	$(BIN)/gmmc train recipes/digits.toml --out runs/demo
 	$(BIN)/gmmc evaluate runs/demo
+	$(BIN)/gmmc evaluate runs/demo robustness generation
 	$(BIN)/gmmc sample runs/demo
 	$(BIN)/gmmc report runs/demo
 	@echo

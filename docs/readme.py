@@ -28,8 +28,8 @@ def percent(entry: dict[str, Any], name: str, digits: int = 1) -> str:
 
 def digits_table() -> str:
     found = results("digits")
-    accuracy, samples, calibration, ood = (
-        found[name] for name in ("accuracy", "samples", "calibration", "ood")
+    accuracy, samples, calibration, ood, attacks = (
+        found[name] for name in ("accuracy", "samples", "calibration", "ood", "robustness")
     )
     fits, drawn, chains = calibration["values"], samples["values"], samples["conditions"]
     sets = ood["conditions"]["outside"]
@@ -60,6 +60,12 @@ def digits_table() -> str:
             "their variety, real digits = 1",
             f"**{drawn['diversity']:.2f}**",
             "mean distance of two of a class",
+        ],
+        [
+            "accuracy under attack, L∞ 32/255",
+            percent(attacks, "linf_32/worst_case/accuracy"),
+            f"worst case of {attacks['conditions']['images']}; PGD-40 by the paper's protocol says "
+            f"{attacks['values']['linf_32/paper_pgd/accuracy']:.0%}",
         ],
         ["training", f"{chains['trained']['seconds']:.0f} s", chains["hardware"]],
     ]
@@ -99,6 +105,54 @@ def cifar10_table() -> str:
         "measured by us. Conditions and intervals: [results/](results/cifar10-dis.json)."
     )
     return f"{table(header, rows)}\n{told}\n"
+
+
+def joint_table() -> str:
+    found = results("cifar10-joint")
+    attacks, drawn = found["robustness"], found["generation"]
+    values, fids = attacks["values"], drawn["values"]
+    published_pgd = {row.model: row.numbers for row in published.find("cifar10", "pgd")}["GMMC (Gen)"]
+    published_fid = {row.model: row.numbers for row in published.find("cifar10", "hybrid")}["GMMC (Gen)"][
+        "fid"
+    ]
+    threats = [f"linf_{pixels}" for pixels in (4, 8, 16, 32)]
+    rows = [
+        [words, *(shown(values.get(f"{threat}/{attack}/accuracy")) for threat in threats)]
+        for attack, words in ATTACKS.items()
+    ]
+    paper = [f"*{published_pgd[f'{threat}_255']:%}*" for threat in threats]
+    rows.insert(1, ["*PGD-40, GMMC (Gen), published*", *paper])
+    header = ["accuracy under attack, L∞", *(f"{threat.removeprefix('linf_')}/255" for threat in threats)]
+    conditions, trained = attacks["conditions"], attacks["conditions"]["trained"]
+    most = attacks["intervals"]["linf_8/worst_case/accuracy"][1]
+    told = (
+        f"{conditions['images']}, clean {percent(attacks, 'clean')}; the worst case at 8/255 is at most "
+        f"{most:.1%} by its 95% interval. At L2 0.5 it is {values['l2_0.5/worst_case/accuracy']:.1%}; C&W "
+        f"succeeds in {values['cw/untargeted/success_rate']:.0%}, with a mean L2 of "
+        f"{values['cw/untargeted/l2_mean']:.2f} untargeted and {values['cw/targeted/l2_mean']:.2f} targeted. "
+        f"{values['zero_gradient_share']:.1%} of the images have a gradient of exactly zero. Test accuracy "
+        f"{percent(found['accuracy'], 'top1')}. FID of {drawn['conditions']['images']['fresh']:,} fresh "
+        f"chains **{fids['fresh/fid']:.1f}**, of the buffer {fids['buffer/fid']:.1f}, the paper's protocol "
+        f"{fids['paper/fid']:.1f} (*published {published_fid}*), of real test images {fids['test/fid']:.2f}. "
+        f"{trained['updates']:,} updates, {trained['seconds'] / 60:.0f} minutes on one "
+        f"{conditions['hardware']}, one seed, not tuned, commit {conditions['commit'][:10]}. *In italics*: "
+        "not measured by us. Conditions: [results/](results/cifar10-joint.json)."
+    )
+    return f"{table(header, rows)}\n{told}\n"
+
+
+ATTACKS = {
+    "paper_pgd": "PGD-40, the paper's protocol",
+    "margin": "logit margin",
+    "pull": "pull to each other mean",
+    "square": "Square, sees no gradient",
+    "autoattack": "AutoAttack",
+    "worst_case": "**worst case of all, per image**",
+}
+
+
+def shown(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
 
 
 def ratio_range(ranges: dict[str, list[float]], place: str) -> str:
@@ -166,6 +220,7 @@ def cpu_table() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "digits": digits_table,
     "cifar10-dis": cifar10_table,
+    "cifar10-joint": joint_table,
     "bench-h200": bench_table,
     "bench-cpu": cpu_table,
 }

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from conftest import make_model
 from gmmc.attacks import gradient as gradients
 from gmmc.attacks.autoattack import PARTS, AutoAttackPart
 from gmmc.attacks.carlini_wagner import CarliniWagner
@@ -294,7 +295,7 @@ class TestAutoAttack:
         module = nn.Sequential(smooth(), nn.Softmax(-1))
         for _ in range(2):
             broken_by(part, module, x, module(x).argmax(1), Threat.linf(8))
-        (word,) = part.warnings
+        (word,) = part.notes
         assert "the output is a probability distribution" in word
         assert capfd.readouterr() == ("", "")
 
@@ -347,3 +348,30 @@ def test_carlini_and_wagner_come_as_close_as_foolboxs():
     assert (module(moved).argmax(1) != y).all()
     ours, foolboxs = ((part - x).flatten(1).norm(dim=1).mean().item() for part in (moved, wanted))
     assert ours == pytest.approx(foolboxs, rel=0.03)
+
+
+def test_a_transfer_goes_on_after_the_surrogate_is_broken():
+    """What only just fools one model fools no other."""
+    module, x, y, exact = two_classes()
+    target, threat = Target(module), Threat("linf", 3 * exact["linf"])
+    with target.exposed():
+        over = [
+            margin(target(Margin(20, 1, stop=stop).attempt(target, x, y, threat, 0, source())), y)
+            for stop in (True, False)
+        ]
+    assert (over[1] > over[0] + LINEAR_GAP / 2).all()
+
+
+def test_carlini_wagner_minds_the_priors():
+    """Where a class is likelier, the boundary lies elsewhere than between the means."""
+    model = make_model(classes=3)
+    x = torch.rand(6, 1, 8, 8, generator=source())
+    logits = model(x).detach()
+    model.head.priors.copy_((logits.mean(0).max() - logits.mean(0)).softmax(0))  # no class wins by itself
+    target = Target(model)
+    with target.exposed():
+        y = target(x).argmax(1)
+        moved = CarliniWagner(200, targeted=False).attack(target, x, y, y)
+        changed = (moved != x).flatten(1).any(1)
+        assert changed.any()
+        assert not target.names(moved[changed], y[changed]).any()

@@ -148,7 +148,9 @@ class TestCheats:
     def test_are_not_believed(self, move):
         campaign = make_campaign()
         assert not campaign.run("cheat", Cheat(move), EIGHT).any()
-        assert list(campaign.notes) == ["linf_8/cheat moved images further than allowed; those do not count"]
+        assert list(campaign.store.notes) == [
+            "linf_8/cheat moved images further than allowed; those do not count"
+        ]
 
     def test_one_of_them_does_not_cost_the_others(self):
         def first_too_far(x: Tensor) -> Tensor:
@@ -159,12 +161,12 @@ class TestCheats:
         campaign = make_campaign(batch=COUNT)
         broken = campaign.run("cheat", Cheat(first_too_far), EIGHT)
         assert broken.tolist() == [False] + [True] * 7 + [False] * 2
-        assert campaign.notes
+        assert campaign.store.notes
 
     def test_the_honest_get_no_note(self):
         campaign = make_campaign()
         campaign.run("darken", Darken(), EIGHT)
-        assert not campaign.notes
+        assert not campaign.store.notes
 
     def test_logits_that_are_none_count_as_broken(self):
         class Fragile(Brightness):
@@ -244,24 +246,17 @@ class TestStore:
         store.save()
         assert Store(tmp_path / "file", "key").tensors.keys() == {"a"}
 
-    def test_is_gone_once_removed(self, tmp_path):
-        store = Store(tmp_path / "work" / "file", "key")
-        store.put("a", torch.arange(3))
-        store.remove()
-        store.remove()
-        assert list(tmp_path.iterdir()) == []
-
-    def test_spares_what_others_keep_beside_it(self, tmp_path):
-        one, other = (Store(tmp_path / "work" / name, "key") for name in ("one", "other"))
-        for store in (one, other):
-            store.put("a", torch.arange(3))
-        one.remove()
-        assert Store(tmp_path / "work" / "other", "key").tensors.keys() == {"a"}
+    def test_keeps_doubts(self, tmp_path):
+        store = Store(tmp_path / "file", "key")
+        store.notes["a doubt"] = None
+        store.save()
+        assert list(Store(tmp_path / "file", "key").notes) == ["a doubt"]
+        assert not Store(tmp_path / "file", "another").notes
 
     def test_without_a_file(self):
         store = Store(None, "key")
         store.put("a", torch.arange(3))
-        store.remove()
+        store.save()
         assert store.tensors.keys() == {"a"}
 
 

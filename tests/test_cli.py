@@ -235,7 +235,7 @@ def pictures(tmp_path):
         ),
         (["train", "digits", "data.name=cats"], "data.name must be one of digits"),
         (["evaluate", "{run}", "ood", "--ood", "cats"], "cats"),
-        (["evaluate", "{run}", "accuracy", "--ood", "noise"], "--ood is for the evaluation ood"),
+        (["evaluate", "{run}", "accuracy", "--ood", "noise"], "--ood is for `gmmc evaluate RUN ood`"),
         (["report", "nowhere"], "nowhere"),
         (["predict", "{run}", "{dir}/good.png", "--tpr", "2"], "tpr must lie between 0 and 1, got 2"),
         (["predict", "{run}", "{dir}/good.png", "--score", "beauty"], "score must be one of log_density"),

@@ -12,7 +12,8 @@ from conftest import tiny_data
 from gmmc.errors import InputError
 from gmmc.evaluations.generation import feature_cache, features, small_features
 from gmmc.evaluations.generation.feature_cache import known_features
-from gmmc.evaluations.generation.features import find, full_precision
+from gmmc.evaluations.generation.features import find
+from gmmc.precision import full_float32
 
 CPU = torch.device("cpu")
 
@@ -114,7 +115,7 @@ class TestConventions:
         path = script(Plain())
         network = find(str(path), colours, CPU)
         assert network.name == f"network.pt, sha256 {features.sha256_of(path)[:12]}"
-        assert "network.pt is the Inception network" in network.doubt
+        assert "network.pt is not the packaged Inception" in network.doubt
 
     def test_the_batch_size_changes_nothing(self, script, colours, monkeypatch):
         network = find(str(script(Pair())), colours, CPU)
@@ -220,12 +221,12 @@ class TestSmall:
             find("small", tiny_data(), CPU)
 
 
-def test_full_precision_is_for_a_while():
+def test_full_float32_is_for_a_while():
     backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [part.allow_tf32 for part in backends]
     torch.backends.cudnn.allow_tf32 = True
     try:
-        with contextlib.suppress(KeyError), full_precision():
+        with contextlib.suppress(KeyError), full_float32():
             assert not any(part.allow_tf32 for part in backends)
             raise KeyError
         assert torch.backends.cudnn.allow_tf32

@@ -13,7 +13,7 @@ from gmmc import runs
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.errors import InputError
-from gmmc.evaluations import generation
+from gmmc.evaluations import generation, keep
 from gmmc.evaluations.generation import evaluate, small_features
 from gmmc.evaluations.generation.buffered import Buffer, most_confident, read_buffer
 from gmmc.evaluations.generation.doubts import (
@@ -112,9 +112,6 @@ class TestWhole:
         flags = "; ".join(result.flags)
         assert "not comparable with published FIDs" in flags
         assert "too few images for the covariance of 64 features" in flags
-
-    def test_nothing_is_left_in_the_folder(self, result, run):
-        assert not (run / "work").exists()
 
     def test_is_the_same_again(self, result, run, digits):
         assert evaluate(*digits, FEW, RunFolder(run)).entry() == result.entry()
@@ -244,7 +241,7 @@ class TestMemorisation:
 
 class TestChains:
     def test_fresh_ones_are_those_of_sample(self, model, tmp_path):
-        images = generation.draw(model, EvaluateConfig(generated=10, seed=5), tmp_path / "work")
+        images = generation.draw(model, 10, 5, 3, tmp_path / "work")
         assert torch.equal(images, to_uint8(model.sample(10, torch.arange(10) % 3, 5)))
 
     def test_an_interrupted_evaluation_goes_on_with_what_was_drawn(self, model, data, tmp_path, monkeypatch):
@@ -259,16 +256,17 @@ class TestChains:
         monkeypatch.setattr(
             model, "sample_blocks", lambda y, *rest, **k: drawn_before.append(len(y)) or blocks(y, *rest, **k)
         )
-        evaluate(model, data, cfg, RunFolder(tmp_path))
+        result = evaluate(model, data, cfg, RunFolder(tmp_path))
         assert 0 in drawn_before  # of the images that were left to draw
+        keep(result, "generation", RunFolder(tmp_path))
         assert not (tmp_path / "work").exists()
 
-    def test_a_followed_chain_is_that_of_as_many_steps(self, model, monkeypatch):
-        monkeypatch.setitem(generation.CHAINS, "cpu", 4)
-        cfg = EvaluateConfig(generated_by_steps=9, seed=3)
-        film = generation.film(model, cfg, [2, 5])
-        for images, steps in zip(film, (2, 5), strict=True):
-            assert torch.equal(images, to_uint8(model.sample(9, torch.arange(9) % 3, 3, steps=steps)))
+    def test_the_curve_has_no_more_chains_than_were_asked_for_and_uses_the_fresh_ones(self, model, data):
+        cfg = EvaluateConfig(generated=12, generation_steps=(3, 2))  # 3 is the model's own number
+        result = evaluate(model, data, cfg)
+        assert result.conditions["images"]["steps_2"] == result.conditions["images"]["steps_3"] == 12
+        assert result.values["steps_3/fid"] == pytest.approx(result.values["fresh/fid"], rel=1e-9)
+        assert result.values["steps_2/fid"] != result.values["fresh/fid"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -310,13 +308,19 @@ class TestDoubts:
         assert flag.endswith("buffer 2,048")
 
     def test_chains(self):
-        assert doubts_of_chains({"fresh/fid": 40.0}, 200) == []
-        assert doubts_of_chains({"fresh/fid": 40.0, "buffer/fid": 39.0}, 200) == []
-        (flag,) = doubts_of_chains({"fresh/fid": 80.0, "buffer/fid": 39.0}, 200)
-        assert "longer than 200 steps" in flag
+        low, high = (0.01, 0.02), (0.03, 0.04)
+        apart = {"fresh/kid": high, "buffer/kid": low, "steps_200/kid": low, "steps_1000/kid": high}
+        alike = dict.fromkeys(apart, low)
+        assert doubts_of_chains({"fresh/fid": 40.0}, apart, 200) == []
+        assert doubts_of_chains({"fresh/fid": 40.0, "buffer/fid": 39.0}, apart, 200) == []
+        (flag,) = doubts_of_chains({"fresh/fid": 80.0, "buffer/fid": 39.0}, apart, 200)
+        assert "perhaps 200 steps are too few" in flag
+        assert doubts_of_chains({"fresh/fid": 80.0, "buffer/fid": 39.0}, alike, 200) == []
         falling = {"steps_100/fid": 60.0, "steps_200/fid": 40.0, "steps_1000/fid": 30.0}
-        assert doubts_of_chains({"fresh/fid": 40.0} | falling, 200) == []
-        (flag,) = doubts_of_chains({"fresh/fid": 40.0} | falling | {"steps_1000/fid": 50.0}, 200)
+        assert doubts_of_chains({"fresh/fid": 40.0} | falling, apart, 200) == []
+        rising = {"fresh/fid": 40.0} | falling | {"steps_1000/fid": 50.0}
+        assert doubts_of_chains(rising, alike, 200) == []
+        (flag,) = doubts_of_chains(rising, apart, 200)
         assert flag == "more steps make it worse: FID 40 after 200, 50 after 1000"
 
     def test_buffer(self):

@@ -44,7 +44,7 @@ def test_every_protocol_says_what_it_is(page):
         "fresh chains, none left out 50 000 67.6 42.9 42.1 to 43.7 0.612 0.431 0.573 0.488 – 1",
         "replay buffer as it is 10 000 56.0",
         "paper’s protocol: the most confident 90% of the relabelled buffer, against train + test 9 000 48.1",
-        "real test images (what a perfect generator would show) 10 000 3.15 −0.10 −0.90 to 0.70",
+        "real test images, which a perfect generator would equal 10 000 3.15 −0.10 −0.90 to 0.70",
         "fresh chains of 100 steps 10 000 82.3 54.9 – – – – – fresh chains of 200 steps",
         "Inception Score: not measured: the packaged trunk has no class head",
         "Features: Inception 2015-12-05 trunk, sha256 7ff4a85c3a; reference: 50,000 training images",

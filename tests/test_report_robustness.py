@@ -63,7 +63,7 @@ def test_every_attack_has_a_line_and_every_epsilon_a_column(page):
     columns = re.findall(r'<th scope="col" class="">([^<]*/255|clean)<', section(page))
     assert columns == ["clean", *(f"{e}/255" for e in (1, 2, 4, 8, 16, 32, 64)), "clean"]
     assert lines(page, "logit margin")[4] == "25.4% 20.1–30.7%"
-    assert lines(page, "FAB, targeted")[1:] == ["–", "–", "–", "35.0% 29.2–40.8%", "–", "–", "–"]
+    assert lines(page, "then FAB, targeted")[1:] == ["–", "–", "–", "35.0% 29.2–40.8%", "–", "–", "–"]
     assert lines(page, "worst case of all attacks")[:2] == ["91.4% 87.3–94.2%", "69.8% 64.1–75.4%"]
     assert lines(page, "PGD-200, likewise")[4] == "53.1%"
     for family, members in by_family(list(ATTACKS)):
@@ -111,7 +111,7 @@ def test_carlini_and_wagner_steps_and_noise(page):
         "Softmax 1 – 0.205 –",
     ):
         assert words in text
-    assert "C&W: image, noise as (x_adv − x)/2, attacked image" in text
+    assert "C&W: image, noise as (x_adv − x)/2 around grey" in text
     assert any("number of PGD steps" in svg["aria-label"] for svg in page.all("svg"))
     assert len(page.all("img")) == 1
 
@@ -140,7 +140,7 @@ def test_different_attacks_have_different_legends(tmp_path):
     runs = [make_run(tmp_path / n, {"robustness": robustness_entry(some)}) for n, some in chosen.items()]
     text = section(page_of(*runs, out=tmp_path / "p"))
     assert text.count("with its 95% interval") == 2
-    assert text.count("</b>logit margin</li>") == text.count("</b>Square (black box)</li>") == 1
+    assert text.count("</b>logit margin</li>") == text.count("</b>Square alone (black box)</li>") == 1
 
 
 def test_what_is_absent_or_null_or_new(tmp_path):

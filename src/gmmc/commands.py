@@ -19,6 +19,7 @@ from gmmc.progress import Progress
 # Options of `gmmc evaluate` that only one of the evaluations looks at.
 OPTION_OF = {
     "ood": "ood",
+    "samples": "samples",
     "attacks": "robustness",
     "attacked": "robustness",
     "surrogate": "robustness",
@@ -42,8 +43,8 @@ def evaluate_run(
     evaluations.choose(model, names)  # refuse before the work what cannot be done
     for option, name in OPTION_OF.items():
         if changes.get(option) is not None and name not in (names or evaluations.choose(model, [])):
-            asked = ", ".join(names) or "none by name"
-            raise InputError(f"--{option} is for the evaluation {name}, got {asked}")
+            asked = ", ".join(names) or "no name"
+            raise InputError(f"--{option} is for `gmmc evaluate RUN {name}`, got {asked}")
     cfg = dataclasses.replace(model.cfg.evaluate, **{k: v for k, v in changes.items() if v is not None})
     data = load_data(model, run)
     folder.results()
@@ -96,6 +97,9 @@ def draw(
     line = f"{number} images in {out}{before}"
     if in_file:
         return line
+    others = len(list(out.glob("*_seed*.png"))) - number
+    if others > 0:
+        line += f" (and {others} others of earlier draws)"
     shown = "all at once" if number <= drawing.IN_GRID else f"the first {drawing.IN_GRID}"
     return f"{line}; {shown}: {out / 'grid.png'}"
 

@@ -66,12 +66,18 @@ def print_places(result: Any) -> None:
         if slash and column == "accuracy":
             threat, attack = row.split("/")
             attacks.setdefault(attack, {})[threat] = f"{value:.1%}"
+            if attack == "worst_case" and key in result.intervals:
+                low, high = result.intervals[key]
+                attacks.setdefault("  95% interval", {})[threat] = f"{100 * low:.0f}–{100 * high:.0f}%"
         elif slash:
             depth, first = row.count("/"), next(iter(_columns(result.values, row)))
             cell = f"{value:.4g}{interval(result.intervals.get(key))}"
             tables.setdefault((depth, first), {}).setdefault(row, {})[column] = cell
     if attacks:
-        order = sorted(attacks, key=lambda attack: (attack == "worst_case", attack != "paper_pgd"))
+        order = sorted(
+            attacks,
+            key=lambda attack: (attack == "  95% interval", attack == "worst_case", attack != "paper_pgd"),
+        )
         threats = dict.fromkeys(key.split("/")[0] for key in result.values if key.endswith("/accuracy"))
         print_cells({attack: attacks[attack] for attack in order}, list(threats))
     for (depth, _), places in tables.items():

@@ -4,10 +4,12 @@ Files are written whole or not at all (metrics.jsonl grows line by line, and a c
 Weights and states carry a hash of their content and are refused when it does not match. Nothing is unpickled.
 """
 
+import contextlib
 import fcntl
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -203,6 +205,19 @@ class RunFolder:
         return len(lines)
 
     # results
+
+    def work(self, name: str) -> Path:
+        """Where an evaluation keeps what it has so far."""
+        return self.path / "work" / name
+
+    def forget(self, work: Path | None) -> None:
+        """The result is kept; other evaluations, and those with other settings, may still have something."""
+        if work is None:
+            return
+        shutil.rmtree(work) if work.is_dir() else work.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            for folder in (work.parent, self.path / "work"):
+                folder.rmdir()
 
     def results(self) -> dict[str, Any]:
         return records.read_results(self.path)

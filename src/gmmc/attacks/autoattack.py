@@ -2,6 +2,7 @@
 
 import logging
 import random
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ class AutoAttackPart:
     part: Part
     classes: int
     queries: int = QUERIES
-    warnings: dict[str, None] = field(default_factory=dict, compare=False)  # what AutoAttack says, each once
+    notes: dict[str, None] = field(default_factory=dict, compare=False)  # what AutoAttack says, each once
     tries: int = 1
 
     @property
@@ -69,12 +70,17 @@ class AutoAttackPart:
         # The code allows itself a rounding of its own; ours is the smaller one.
         return threat.project(moved, x)
 
+    def note(self, record: logging.LogRecord) -> None:
+        """Without its pointer to other pages, and without counts: they differ from batch to batch."""
+        said = re.sub(r"\d+ points", "points", record.getMessage().split(" See ")[0])
+        self.notes[f"AutoAttack says: {said}"] = None
+
     @contextmanager
     def listening(self) -> Iterator[None]:
         """What it has to say goes with the result, not to the terminal."""
         logger = logging.getLogger("auto-attack")
         handler = logging.Handler(logging.WARNING)
-        handler.emit = lambda record: self.warnings.update({record.getMessage().split(" See ")[0]: None})
+        handler.emit = self.note
         before, logger.propagate = logger.propagate, False
         logger.addHandler(handler)
         try:

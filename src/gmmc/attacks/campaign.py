@@ -1,10 +1,9 @@
 """Attacks one after the other on the same images: which of them each one broke, kept on disk as it goes."""
 
-import contextlib
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,12 +26,14 @@ class Store:
     def __init__(self, path: Path | None, key: str):
         self.path, self.key = path, key
         self.tensors: dict[str, Tensor] = {}
+        self.notes: dict[str, None] = {}  # doubts, each once
         self._saved = time.monotonic()
         if path is not None and path.exists():
             try:
                 tensors, info, _ = unpack(path)
-                self.tensors = tensors if info.get("key") == key else {}
-            except Damaged:
+                if info["key"] == key:
+                    self.tensors, self.notes = tensors, dict.fromkeys(info["notes"])
+            except (Damaged, KeyError):
                 pass  # of a disk that failed: it only costs time
 
     def put(self, name: str, tensor: Tensor) -> None:
@@ -42,15 +43,8 @@ class Store:
 
     def save(self) -> None:
         if self.path is not None:
-            write_atomic(self.path, pack(self.tensors, {"key": self.key})[0])
+            write_atomic(self.path, pack(self.tensors, {"key": self.key, "notes": list(self.notes)})[0])
         self._saved = time.monotonic()
-
-    def remove(self) -> None:
-        """All of it has gone into a result; others may still have something in the folder."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                self.path.parent.rmdir()
 
 
 def content_key(*parts: object) -> str:
@@ -75,7 +69,6 @@ class Campaign:
     store: Store
     on_progress: Callable[[float, str], object] = lambda done, status: None
     done: float = 0.0  # gradients, of `work`
-    notes: dict[str, None] = field(default_factory=dict)  # doubts, each once
 
     def __post_init__(self):
         parts = zip(self.images.split(self.target.batch), self.labels.split(self.target.batch), strict=True)
@@ -121,7 +114,7 @@ class Campaign:
         """(N,): misnamed by the model as users get it, and within ε, whatever the attack says of itself."""
         allowed = threat.allows(moved, x)
         if not allowed.all():
-            self.notes[f"{place} moved images further than allowed; those do not count"] = None
+            self.store.notes[f"{place} moved images further than allowed; those do not count"] = None
         wrong = ~self.target.names(moved.nan_to_num(0).clamp(0, 1), y)
         return wrong & allowed
 

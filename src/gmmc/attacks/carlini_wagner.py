@@ -1,11 +1,12 @@
 """C&W's L2 attack (Carlini & Wagner 2017): the smallest perturbation it can find, not one within a bound."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gmmc.attacks.target import Target, margin
+from gmmc.attacks.target import ROUNDING, Target, margin
 
 PATIENCE = 0.1  # of the iterations: an attempt that did not get better for so long is given up
 INSIDE = 1 - 1e-6  # tanh reaches 0 and 1 at infinity only
@@ -15,7 +16,7 @@ INSIDE = 1 - 1e-6  # tanh reaches 0 and 1 at infinity only
 class CarliniWagner:
     """min ‖x′ − x‖² + c·max(margin, −κ), x′ = (tanh w + 1)/2, by Adam; c by bisection for each image.
 
-    The margin is that of unit energies with the sign of logits, φᵀμ: neither γ² nor saturation is in it.
+    The margin is that of the logits times γ², φᵀμ where the priors are equal: it does not saturate.
     """
 
     iterations: int
@@ -29,7 +30,14 @@ class CarliniWagner:
     def cost(self) -> int:
         return self.iterations * self.search_steps
 
-    def attack(self, target: Target, x: Tensor, y: Tensor, goals: Tensor) -> Tensor:
+    def attack(
+        self,
+        target: Target,
+        x: Tensor,
+        y: Tensor,
+        goals: Tensor,
+        on_progress: Callable[[int], object] = lambda searched: None,
+    ) -> Tensor:
         """The nearest image that each of x could be turned into, x itself where none was found.
 
         `goals` are the classes to reach, of a targeted attack.
@@ -40,7 +48,8 @@ class CarliniWagner:
         c = torch.full_like(low, self.first_c)
         nearest = torch.full_like(low, float("inf"))
         found = x.clone()
-        for _ in range(self.search_steps):
+        for searched in range(self.search_steps):
+            on_progress(searched)
             reached = self._descend(target, x, y, goals, c, nearest, found)
             high = torch.where(reached, torch.minimum(high, c), high)
             low = torch.where(reached, low, torch.maximum(low, c))
@@ -58,14 +67,15 @@ class CarliniWagner:
         start, best, waited = w.detach().tanh() / 2 + 0.5, float("inf"), 0
         for _ in range(self.iterations):
             moved = w.tanh() / 2 + 0.5
-            logits = -target.view(moved).energies
+            view = target.view(moved)
+            logits = view.logits() * view.gamma2
             over = -margin(logits, goals) if self.targeted else margin(logits, y)
             # From the image as tanh rounds it, like the authors; the distance that counts is exact.
             distances = (moved - start).square().flatten(1).sum(1)
             short = (self.confidence - over).clamp(min=0)
             loss = (distances + c * short).sum()
             with torch.no_grad():
-                done = over > self.confidence
+                done = over > self.confidence + ROUNDING * logits.abs().amax(1)
                 exact = (moved - x).double().flatten(1).norm(dim=1).float()
                 better = done & (exact < nearest)
                 nearest[better], found[better] = exact[better], moved[better]

@@ -6,7 +6,7 @@ logits, the distance to another mean and that to another image's features have a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -86,9 +86,17 @@ def gradient_of(loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def climb(
-    target: Target, loss: Loss, threat: Threat, x: Tensor, y: Tensor, start: Tensor, steps: int
+    target: Target,
+    loss: Loss,
+    threat: Threat,
+    x: Tensor,
+    y: Tensor,
+    start: Tensor,
+    steps: int,
+    *,
+    stop: bool = True,
 ) -> Tensor:
-    """Steepest ascent with steps that shrink from ε/4 to nothing; an image is done once it is broken."""
+    """Steepest ascent with steps that shrink from ε/4 to nothing; with `stop`, an image rests once broken."""
     found = start.clone()
     rows = torch.arange(len(x), device=x.device)
     moved = start
@@ -106,8 +114,8 @@ def climb(
             break
         size = threat.eps / 4 * (1 - step / steps)
         further = threat.project(threat.ascend(moved, gradient, size), x[rows])
-        moved = torch.where(broken[:, None, None, None], moved, further)
-        if step % LOOK_EVERY == LOOK_EVERY - 1:
+        moved = torch.where(broken[:, None, None, None], moved, further) if stop else further
+        if stop and step % LOOK_EVERY == LOOK_EVERY - 1:
             rows, moved = rows[~broken], moved[~broken]
             if len(rows) == 0:
                 break
@@ -120,6 +128,7 @@ class Adaptive:
 
     steps: int
     tries: int
+    stop: bool = field(default=True, kw_only=True)  # at the first success; not where another model is meant
 
     @property
     def cost(self) -> int:
@@ -129,7 +138,8 @@ class Adaptive:
         self, target: Target, x: Tensor, y: Tensor, threat: Threat, number: int, source: torch.Generator
     ) -> Tensor:
         start = x if number == 0 else threat.random(x, source)
-        return climb(target, self.loss(target, x, y, number), threat, x, y, start, self.steps)
+        loss = self.loss(target, x, y, number)
+        return climb(target, loss, threat, x, y, start, self.steps, stop=self.stop)
 
     def loss(self, target: Target, x: Tensor, y: Tensor, number: int) -> Loss:
         raise NotImplementedError

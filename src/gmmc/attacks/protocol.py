@@ -1,12 +1,13 @@
 """Which attacks run under which threats, in which order, and which of them share what they broke."""
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gmmc.attacks.autoattack import PARTS, AutoAttackPart, Part
+from gmmc.attacks.autoattack import PARTS, QUERIES, AutoAttackPart, Part
 from gmmc.attacks.campaign import Campaign
 from gmmc.attacks.carlini_wagner import CarliniWagner
 from gmmc.attacks.gradient import Attack, FeatureMatch, Margin, PaperPGD, Pull, Temperatures, Transfer
@@ -17,6 +18,7 @@ from gmmc.randomness import generator
 PAPER_PIXELS = (4, 8, 16, 32)  # ε of Table 5 in 255ths
 HEADLINE = Threat.linf(8), Threat("l2", 0.5)
 STEPS_CHECKED = (10, 200)  # of PGD at 8/255, beside 40
+WAGNER_BATCH = 50  # images between two saves
 
 Broken = dict[str, dict[str, Tensor]]  # threat → attack → (N,) whether each image is broken
 
@@ -99,9 +101,9 @@ class Protocol:
         }
         if len(guides[1].unique()) > 1:
             self.adaptive["features"] = FeatureMatch(steps, tries, *guides)
-        parts = [AutoAttackPart(part, classes, preset.queries) for part in preset.auto]
+        parts = [AutoAttackPart(part, classes, preset.queries, campaign.store.notes) for part in preset.auto]
         self.auto = {part.part.replace("-", "_"): part for part in parts if part.possible}
-        self.transfer = Transfer(surrogate, Margin(steps, tries)) if surrogate else None
+        self.transfer = Transfer(surrogate, Margin(steps, tries, stop=False)) if surrogate else None
         self.last: dict[str, Attack] = {
             "restarts": Margin(2 * steps, preset.restarts),
             "restarts_pull": Pull(2 * steps, min(preset.restarts, 2 * targets)),
@@ -147,7 +149,14 @@ class Protocol:
         for name, part in self.auto.items():
             left = None if part.part == "square" or not found else union(found)
             found[name] = self.campaign.run(name, part, threat, left)
-        return found | {"autoattack": union(found)}
+        return found | {self._together(): union(found)}
+
+    def _together(self) -> str:
+        """AutoAttack is a name for all of it."""
+        standard = (
+            self.preset.auto == PARTS and self.preset.queries == QUERIES and len(self.auto) == len(PARTS)
+        )
+        return "autoattack" if standard else "autoattack_parts"
 
     def _wagner_count(self) -> int:
         return min(self.preset.carlini_wagner_images, len(self.campaign.labels))
@@ -179,17 +188,23 @@ class Protocol:
         return found
 
     def _moved(self, place: str, attack: CarliniWagner, x: Tensor, y: Tensor, goals: Tensor) -> Tensor:
-        store, size = self.campaign.store, self.campaign.target.batch
+        store, size = self.campaign.store, min(self.campaign.target.batch, WAGNER_BATCH)
         parts = []
         for first in range(0, len(x), size):
             rows, name = slice(first, first + size), f"{place}/{first}"
             if name not in store.tensors:
-                moved = attack.attack(self.campaign.target, x[rows], y[rows], goals[rows])
+                tell = partial(self._tell, place, attack, len(x[rows]))
+                moved = attack.attack(self.campaign.target, x[rows], y[rows], goals[rows], tell)
                 store.put(name, moved.detach().cpu())
             parts.append(store.tensors[name].to(x.device))
             self.campaign.done += attack.cost * len(parts[-1])
             self.campaign.on_progress(self.campaign.done, place)
         return torch.cat(parts)
+
+    def _tell(self, place: str, attack: CarliniWagner, count: int, searched: int) -> None:
+        """After each step of the search for c."""
+        done = self.campaign.done + attack.iterations * searched * count
+        self.campaign.on_progress(done, place)
 
     def _goals(self, y: Tensor) -> Tensor:
         """A random other class for each image."""
@@ -197,13 +212,13 @@ class Protocol:
         ahead = torch.randint(1, classes, (len(y),), generator=generator(self.campaign.seed, "goals"))
         return (y + ahead.to(y.device)) % classes
 
-    def warnings(self) -> list[str]:
-        return [f"AutoAttack says: {word}" for part in self.auto.values() for word in part.warnings]
-
     def settings(self) -> dict[str, Any]:
         """All that the attacks were told, for the conditions."""
+        where = ", ".join(threat.name for threat in HEADLINE)
+        auto = ", ".join(threat.name for threat in self.preset.auto_threats)
         described: dict[str, Any] = {
-            "paper_pgd": "steps 40, size ε/30, random start, last image, each ε by itself"
+            "worst_case": f"of all that ran: AutoAttack at {auto}, restarts and transfer at {where} only",
+            "paper_pgd": "steps 40, size ε/30, random start, last image, each ε by itself",
         }
         for name, attack in {**self.adaptive, **self.last}.items():
             described[name] = f"{attack.tries} attempts of {attack.cost} steps, size ε/4 falling to 0"

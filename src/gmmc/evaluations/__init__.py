@@ -63,6 +63,7 @@ def keep(result: Result, name: str, folder: RunFolder) -> None:
     for path, picture in result.pictures.items():
         write_atomic(folder.path / path, pictures.png(picture))
     folder.save_results({name: result.entry()})
+    folder.forget(result.unfinished)
 
 
 def one_by_one(

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class Result:
     curves: dict[str, Any] = field(default_factory=dict)
     pictures: dict[str, Image] = field(default_factory=dict)  # path in the run folder → picture
     flags: list[str] = field(default_factory=list)
+    unfinished: Path | None = None  # what an interrupted call would have gone on with; of no use once kept
 
     def __repr__(self) -> str:
         """Without the curves and settings, which fill pages."""

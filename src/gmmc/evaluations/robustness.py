@@ -29,8 +29,9 @@ from gmmc.progress import Progress
 from gmmc.randomness import generator
 from gmmc.runs import RunFolder
 
-FORMAT = 1  # another number where an attack changes: what an interrupted evaluation left is begun anew
+FORMAT = 2  # another number where an attack changes: what an interrupted evaluation left is begun anew
 GUIDES = 1000  # training images whose features may be imitated
+FEW = 50  # images below which a number is a rough one
 SHOWN = 10  # images with their adversarial noise
 PARTIAL = ("cw",)  # not on all images: it counts for the worst case, and has no accuracy of its own
 
@@ -46,13 +47,15 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFo
     weights = [*model.state_dict().values(), *(surrogate.module.state_dict().values() if surrogate else ())]
     data_key = attacked.images, attacked.labels
     key = content_key(FORMAT, target.batch, preset, cfg.seed, *data_key, *weights)
-    store = Store(folder.path / "work" / "robustness.safetensors" if folder else None, key)
+    store = Store(folder.work("robustness") / f"{key[:16]}.safetensors" if folder else None, key)
     with target.exposed() as prepared, Progress("attacks", 1) as bar:
         images, labels = prepared(attacked.images), attacked.labels.to(target.device)
         campaign = Campaign(target, images, labels, cfg.seed, store)
         imitated = guides(target, data.train, prepared, cfg.seed)
         protocol = Protocol(campaign, preset, imitated, len(data.class_names), surrogate)
         bar.total = protocol.work()
+        if store.tensors:
+            bar.say("going on with what an interrupted call left")
         campaign.on_progress = bar.update
         broken = protocol.run()
         moved = protocol.carlini_wagner(broken)
@@ -60,10 +63,10 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFo
         measured_in = conditions(model)  # the precision in which all of it was measured
     result = summed_up(broken, campaign.right, moved, images.cpu(), still)
     checks = masking.checks(result)
-    store.remove()
     return replace(
         result,
-        flags=[*campaign.notes, *protocol.warnings(), *(text for text, raised in checks.items() if raised)],
+        unfinished=store.path,
+        flags=[*few(len(labels), result), *store.notes, *(text for text, raised in checks.items() if raised)],
         conditions={
             "images": f"{len(labels)} of {len(data.test)} test images, drawn at random",
             "seed": cfg.seed,
@@ -108,6 +111,15 @@ def load_surrogate(run: str, model: nn.Module, data: Dataset) -> Target | None:
     return Target(other)
 
 
+def few(count: int, result: Result) -> list[str]:
+    if count >= FEW:
+        return []
+    low, high = result.intervals["linf_8/worst_case/accuracy"]
+    return [
+        f"{count} images only: the worst case at 8/255 is known to lie in [{low:.0%}, {high:.0%}], no better"
+    ]
+
+
 def described(surrogate: Target | None, run: str) -> str:
     """By its name, not its whole path, which says something of a machine only."""
     if surrogate is None:
@@ -141,6 +153,7 @@ def summed_up(broken: Broken, right: Tensor, moved: Moved, images: Tensor, still
         distances = (found - images[: len(found)]).double().flatten(1).norm(dim=1)[reached]
         hits, place = int(reached.sum()), f"cw/{name}"
         if tried:
+            values[f"{place}/images"] = tried
             values[f"{place}/success_rate"] = hits / tried
             ranges[f"{place}/success_rate"] = intervals.of_proportion(hits, tried)
         if hits:

@@ -16,7 +16,7 @@ PROTOCOLS = {
     "fresh": "fresh chains, none left out",
     "buffer": "replay buffer as it is",
     "paper": "paper’s protocol: the most confident 90% of the relabelled buffer, against train + test",
-    "test": "real test images (what a perfect generator would show)",
+    "test": "real test images, which a perfect generator would equal",
 }
 METRICS = {
     "fid": "FID",

@@ -27,7 +27,7 @@ CAPTIONS = {
     "generation/buffer.png": ("Replay buffer", "images as the training left them, none selected"),
     "robustness/noises.png": (
         "Adversarial noise",
-        "C&W: image, noise as (x_adv − x)/2, attacked image",
+        "C&W: image, noise as (x_adv − x)/2 around grey, the same stretched, attacked image",
     ),
 }
 

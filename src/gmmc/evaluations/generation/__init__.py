@@ -5,9 +5,7 @@ has followed its chains for the whole training; the paper's protocol also leaves
 against the same reference show what a perfect generator would have.
 """
 
-import contextlib
 import functools
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,14 +40,12 @@ from gmmc.evaluations.generation.similarity import (
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
 from gmmc.pictures import GRID_COLUMNS, grid
-from gmmc.pixels import as_unit, to_uint8
+from gmmc.pixels import as_unit
 from gmmc.progress import Progress
 from gmmc.runs import RunFolder
 
 FEWEST = 4  # images that anything can be said of
 OVERLAP_IMAGES = 10_000  # of each set: time grows with their square
-# Chains followed together: a GPU's sampler is prepared anew for each such group.
-CHAINS = {"cpu": 320, "cuda": 20_000}
 
 SELECTION = {
     "fresh": "none: fresh chains",
@@ -102,18 +98,16 @@ def evaluate(
     valid = known_features(network, data.valid.images, "validation images")
     test = look_at_test(network, data)
     buffer, flags = find_buffer(folder, model)
-    work = folder.path / "work" / "generation" if folder else None
-    fresh = draw(model, cfg, work)
+    work = folder.work("generation") if folder else None
+    fresh = draw(model, cfg.generated, cfg.seed, model.cfg.sample.steps, work)
     sets = {**candidates(network, model, fresh, buffer), "test": test}
     reference = Images(torch.cat([train, valid]))
     paper_reference = Images(torch.cat([train, valid, test.features]))
     scores = score_all(sets, reference, paper_reference, cfg.seed)
     found = compare(sets["fresh"].features, train, test.features)
-    curves = {"nearest": found.curve} | follow(network, model, cfg, reference, scores)
+    curves = {"nearest": found.curve} | follow(network, model, cfg, sets["fresh"], reference, scores, work)
     for name, value in found.values.items():
         scores.add(f"memorisation/{name}", value, found.interval if name == "closer_share" else None)
-    if work:
-        tidy_up(work)
     return Result(
         values=scores.values,
         intervals=scores.ranges,
@@ -121,6 +115,7 @@ def evaluate(
         pictures=draw_pictures(fresh, buffer, found, data, cfg.seed),
         flags=[*flags, *doubts(scores.values, scores.ranges, scores.counts, network, model, data, buffer)],
         conditions=told(model, data, cfg, network, scores.counts, buffer),
+        unfinished=work,
     )
 
 
@@ -149,18 +144,11 @@ def labels_of(count: int, model: Classifier) -> Tensor:
     return torch.arange(count) % len(model.class_names)
 
 
-def draw(model: Classifier, cfg: EvaluateConfig, work: Path | None) -> Tensor:
+def draw(model: Classifier, count: int, seed: int, steps: int, work: Path | None) -> Tensor:
     """Fresh chains as uint8 images on the CPU; an interrupted evaluation goes on with those in `work`."""
-    with Progress("sampling", cfg.generated) as bar:
-        labels = labels_of(cfg.generated, model)
-        return drawn(model, labels, cfg.seed, folder=work, on_progress=bar.update)
-
-
-def tidy_up(work: Path) -> None:
-    """Nothing is left to go on with; others may still have something in the folder above."""
-    shutil.rmtree(work, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        work.parent.rmdir()
+    with Progress(f"sampling, {steps} steps", count) as bar:
+        place = work / f"steps_{steps}" if work else None
+        return drawn(model, labels_of(count, model), seed, steps=steps, folder=place, on_progress=bar.update)
 
 
 def find_buffer(folder: RunFolder | None, model: Classifier) -> tuple[Buffer | None, list[str]]:
@@ -225,33 +213,28 @@ def add_overlap(scores: Scores, protocol: str, images: Images, reference: Images
 
 
 def follow(
-    network: FeatureNetwork, model: Classifier, cfg: EvaluateConfig, reference: Images, scores: Scores
+    network: FeatureNetwork,
+    model: Classifier,
+    cfg: EvaluateConfig,
+    fresh: Images,
+    reference: Images,
+    scores: Scores,
+    work: Path | None,
 ) -> dict[str, Any]:
-    """FID and KID as fresh chains go on; the curve, if it is wanted."""
-    frames = sorted(set(cfg.generation_steps))
-    if not frames or not cfg.generated_by_steps:
+    """FID and KID of the first chains, had they been shorter or longer; the curve, if it is wanted."""
+    counts = sorted(set(cfg.generation_steps))
+    number = min(cfg.generated_by_steps, cfg.generated)
+    if not counts or not number:
         return {}
-    seen = {
-        f"steps_{steps}": Images(network.features(images, f"samples after {steps} steps"))
-        for steps, images in zip(frames, film(model, cfg, frames), strict=True)
-    }
-    with Progress("scoring by steps", len(seen)) as bar:
-        for done, (protocol, images) in enumerate(seen.items(), start=1):
-            scores.counts[protocol] = len(images)
-            add_distances(scores, protocol, images, reference, cfg.seed)
-            bar.update(done)
-    return {"steps": {"steps": frames, "fid": [scores.values[f"steps_{steps}/fid"] for steps in frames]}}
-
-
-def film(model: Classifier, cfg: EvaluateConfig, frames: list[int]) -> Tensor:
-    """uint8 images of chains after each number of steps, on the CPU: (frames, n, …)."""
-    labels, parts, done = labels_of(cfg.generated_by_steps, model), [], 0
-    with Progress(f"following chains for {frames[-1]} steps", len(labels)) as bar:
-        for part in labels.split(CHAINS.get(model.device.type, 320)):
-            parts.append(to_uint8(model.film(part, cfg.seed + done, frames=frames)).cpu())
-            done += len(part)
-            bar.update(done)
-    return torch.cat(parts, 1)
+    for steps in counts:
+        if steps == model.cfg.sample.steps:
+            images = fresh[torch.arange(number)]
+        else:
+            drawn_now = draw(model, number, cfg.seed, steps, work)
+            images = Images(network.features(drawn_now, f"samples of {steps} steps"))
+        scores.counts[f"steps_{steps}"] = number
+        add_distances(scores, f"steps_{steps}", images, reference, cfg.seed)
+    return {"steps": {"steps": counts, "fid": [scores.values[f"steps_{steps}/fid"] for steps in counts]}}
 
 
 # --- what is shown and said ---

@@ -29,7 +29,7 @@ def doubts(
     if network.doubt:
         flags.append(f"not comparable with published FIDs: {network.doubt}")
     flags += doubts_of_counts(counts, network.dim)
-    flags += doubts_of_chains(values, model.cfg.sample.steps)
+    flags += doubts_of_chains(values, ranges, model.cfg.sample.steps)
     if buffer:
         flags += doubts_of_buffer(buffer, model.trained.get("updates"))
     if model.sampling_precision != "fp32":
@@ -57,13 +57,18 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
-def doubts_of_chains(values: Values, steps: int) -> list[str]:
+def doubts_of_chains(values: Values, ranges: dict[str, tuple[float, float]], steps: int) -> list[str]:
+    """FID depends on the number of images: KID, which does not, must say the same beyond its interval."""
+
+    def worse(one: str, other: str) -> bool:
+        return ranges[f"{one}/kid"][0] > ranges[f"{other}/kid"][1]
+
     flags = []
     fresh, buffer = values["fresh/fid"], values.get("buffer/fid")
-    if buffer is not None and fresh > MUCH_WORSE * buffer:
+    if buffer is not None and fresh > MUCH_WORSE * buffer and worse("fresh", "buffer"):
         flags.append(
             f"fresh chains are much worse than the buffer (FID {fresh:.3g} against {buffer:.3g}): "
-            f"chains need longer than {steps} steps"
+            f"perhaps {steps} steps are too few"
         )
     followed = sorted(
         (int(name[len("steps_") : -len("/fid")]), value)
@@ -71,7 +76,7 @@ def doubts_of_chains(values: Values, steps: int) -> list[str]:
         if name.startswith("steps_") and name.endswith("/fid")
     )
     for (before, fid), (after, later) in itertools.pairwise(followed):
-        if later > WORSE * fid:
+        if later > WORSE * fid and worse(f"steps_{after}", f"steps_{before}"):
             flags.append(f"more steps make it worse: FID {fid:.3g} after {before}, {later:.3g} after {after}")
     return flags
 

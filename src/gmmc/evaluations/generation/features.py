@@ -160,7 +160,11 @@ def scripted(path: Path, data: Dataset, device: torch.device) -> FeatureNetwork:
         reason = (str(error).strip().splitlines() or [""])[-1]
         raise InputError(f"{path} must give a row of features for each image, got: {reason}") from None
     known = digest == SHA256
-    doubt = "" if known else f"whether {path.name} is the Inception network of 2015-12-05 is not known"
+    doubt = (
+        ""
+        if known
+        else f"{path.name} is not the packaged Inception of 2015-12-05, and may or may not be equal to it"
+    )
     return FeatureNetwork(
         name=f"{'Inception 2015-12-05, ' if known else ''}{path.name}, sha256 {digest[:12]}",
         key=digest,
