@@ -21,5 +21,13 @@ def test_the_digits_recipe_keeps_its_promises(tmp_path):
     assert results["calibration"].values["fitted/nll"] < results["calibration"].values["paper/nll"]
     for name in ("noise", "constant", "inverted", "rotated"):
         assert results["ood"].values[f"{name}/log_density/fitted/auroc"] >= 0.95, name
+    long = dict(evaluate_run(str(tmp_path / "demo"), ["robustness", "generation"], "cpu"))
+    attacks = long["robustness"].values
+    assert attacks["linf_64/paper_pgd/accuracy"] > 0.5  # masked gradients, and it is said
+    assert attacks["linf_64/worst_case/accuracy"] < 0.05
+    assert any("exactly zero" in flag for flag in long["robustness"].flags)
+    assert any("small CNN, not of Inception" in flag for flag in long["generation"].flags)
+    assert long["generation"].values["fresh/fid"] < 1
+    assert not (tmp_path / "demo" / "work").exists()
     page = write_report([tmp_path / "demo"])
     assert page.stat().st_size < 6_000_000

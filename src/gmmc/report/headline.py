@@ -98,11 +98,19 @@ def headline(runs: Sequence[Run]) -> Section:
     at = f", {TEMPERATURES.get(temperatures[0], temperatures[0])}" if temperatures else ""
     for name, (title, _) in GROUPS.items():
         if any(name in run.results for run in runs):
-            shown = title.format(temperature=at)
+            shown = title.format(temperature=at) + measured_on(name, runs)
             table.lines += group_lines(name, shown, runs, models, others, table)
     table.lines += training_lines(runs, len(models))
     groups = [Group(tables=[table]), *literature(runs)]
     return Section("headline", "At a glance", small_print(runs), groups=groups)
+
+
+def measured_on(name: str, runs: Sequence[Run]) -> str:
+    """What a number must not be quoted without, where it is the same for all runs."""
+    condition = {"robustness": "images", "generation": "features"}.get(name, "")
+    told = {str(run.results[name].conditions.get(condition, "")) for run in runs if name in run.results}
+    known = told.pop().split(",")[0] if len(told) == 1 else ""
+    return f" ({known})" if known else ""
 
 
 def small_print(runs: Sequence[Run]) -> str:
