@@ -22,6 +22,28 @@ app = typer.Typer(
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder or a model.safetensors file.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
+# Of the long evaluations.
+Attacks = Annotated[
+    str | None,
+    typer.Option(help="robustness: quick (100 images) or full (1,000 images, all of AutoAttack)."),
+]
+Attacked = Annotated[
+    int | None, typer.Option(help="robustness: test images to attack; default: the preset's.", min=1)
+]
+Surrogate = Annotated[
+    str | None, typer.Option(help="robustness: a run whose adversarial images are tried too.")
+]
+Features = Annotated[
+    str | None,
+    typer.Option(
+        help="generation: inception, small (a CNN trained on the spot) or a TorchScript file; "
+        "default: inception for colour images from 32 pixels, else small."
+    ),
+]
+Generated = Annotated[
+    int | None, typer.Option(help="generation: fresh chains for FID; default: the recipe's.", min=2)
+]
+
 
 def show_version(wanted: bool) -> None:
     if wanted:
@@ -97,28 +119,14 @@ def evaluate(
     samples: Annotated[
         int | None, typer.Option(help="samples: chains to draw; default: the recipe's.", min=1)
     ] = None,
-    attacks: Annotated[
-        str | None,
-        typer.Option(help="robustness: quick (100 images) or full (1,000 images, all of AutoAttack)."),
-    ] = None,
-    attacked: Annotated[
-        int | None, typer.Option(help="robustness: test images to attack; default: the preset's.", min=1)
-    ] = None,
-    surrogate: Annotated[
-        str | None, typer.Option(help="robustness: a run whose adversarial images are tried too.")
-    ] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(
-            help="generation: inception, small (a CNN trained on the spot) or a TorchScript file; "
-            "default: inception for colour images from 32 pixels, else small."
-        ),
-    ] = None,
-    generated: Annotated[
-        int | None, typer.Option(help="generation: fresh chains for FID; default: the recipe's.", min=2)
-    ] = None,
+    attacks: Attacks = None,
+    attacked: Attacked = None,
+    surrogate: Surrogate = None,
+    features: Features = None,
+    generated: Generated = None,
     seed: Annotated[
-        int | None, typer.Option(help="Seed of the first chain; default: the recipe's.", min=0)
+        int | None,
+        typer.Option(help="Seed of the first chain, and of the choice of images to attack.", min=0),
     ] = None,
     device: Device = "auto",
 ) -> None:

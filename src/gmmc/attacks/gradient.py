@@ -5,6 +5,7 @@ gradient of exactly zero and PGD stays where it is, though the network is not ro
 logits, the distance to another mean and that to another image's features have a gradient everywhere.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -123,7 +124,7 @@ def climb(
 
 
 @dataclass(frozen=True)
-class Adaptive:
+class Adaptive(ABC):
     """The frame of the adaptive attacks; a subclass gives the loss of each attempt."""
 
     steps: int
@@ -141,8 +142,8 @@ class Adaptive:
         loss = self.loss(target, x, y, number)
         return climb(target, loss, threat, x, y, start, self.steps, stop=self.stop)
 
-    def loss(self, target: Target, x: Tensor, y: Tensor, number: int) -> Loss:
-        raise NotImplementedError
+    @abstractmethod
+    def loss(self, target: Target, x: Tensor, y: Tensor, number: int) -> Loss: ...
 
 
 class Margin(Adaptive):

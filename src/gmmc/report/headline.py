@@ -109,7 +109,7 @@ def measured_on(name: str, runs: Sequence[Run]) -> str:
     """What a number must not be quoted without, where it is the same for all runs."""
     condition = {"robustness": "images", "generation": "features"}.get(name, "")
     told = {str(run.results[name].conditions.get(condition, "")) for run in runs if name in run.results}
-    known = told.pop().split(",")[0] if len(told) == 1 else ""
+    known = told.pop().split(", ")[0] if len(told) == 1 else ""
     return f" ({known})" if known else ""
 
 

@@ -237,7 +237,12 @@ def steps(name: str, runs: Sequence[Run]) -> list[Panel]:
 # --- Carlini and Wagner ---------------------------------------------------------------------------
 
 MODES = {"untargeted": "l2_untargeted_100", "targeted": "l2_targeted_1000"}  # as others printed them
-QUANTITIES = {"success_rate": "success rate", "l2_mean": "mean L2", "l2_median": "median L2"}
+QUANTITIES = {
+    "images": "images",
+    "success_rate": "success rate",
+    "l2_mean": "mean L2",
+    "l2_median": "median L2",
+}
 
 
 def distances(name: str, runs: Sequence[Run]) -> Table:
@@ -247,16 +252,20 @@ def distances(name: str, runs: Sequence[Run]) -> Table:
     modes = [mode for mode in MODES if mode in found] + [mode for mode in found if mode not in MODES]
     data = {run.data for run in runs}
     rows = published.find(data.pop(), "carlini_wagner") if len(data) == 1 else []
-    table = Table(list(QUANTITIES.values()), caption="L2 in pixels from 0 to 1, of the successful attacks")
+    told = [quantity for quantity in QUANTITIES if any(parts[-1] == quantity for parts in keys)]
+    table = Table(
+        [QUANTITIES[quantity] for quantity in told],
+        caption="L2 in pixels from 0 to 1, of the successful attacks",
+    )
     for mode in modes:
         table.lines.append(Line(mode.capitalize(), kind="group"))
         columns = [
             cells([run.results.get(name) for run in runs], [f"cw/{mode}/{quantity}"] * len(runs))
-            for quantity in QUANTITIES
+            for quantity in told
         ]
         lines = [Line(run.name, [column[i] for column in columns]) for i, run in enumerate(runs)]
         table.lines += [line for line in lines if any(c.text != MISSING for c in line.cells)]
-        table.add_published(rows, ["", MODES.get(mode, ""), ""])
+        table.add_published(rows, [MODES.get(mode, "") if quantity == "l2_mean" else "" for quantity in told])
     if modes and rows:
         table.remark = (
             "Published: 100 iterations untargeted, 1,000 targeted; the paper prints one norm and does not "
