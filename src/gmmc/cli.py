@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from gmmc import __version__, printing, records
-from gmmc.errors import Diverged, InputError, Interrupted
+from gmmc.errors import Diverged, InputError, Interrupted, is_lost_process, is_out_of_memory
 from gmmc.ranks import is_leader
 
 app = typer.Typer(
@@ -332,19 +332,6 @@ def stop_at_once(number: int, frame: object) -> NoReturn:
     show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live bar hides it
     os.write(2, f"{show_cursor}gmmc: interrupted\n".encode())
     os._exit(130)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """torch has a class for it on GPUs only."""
-    words = ("out of memory", "not enough memory", "can't allocate memory", "Unable to allocate")
-    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
-
-
-def is_lost_process(error: Exception) -> bool:
-    """torch has classes for some of these errors only, and no common one."""
-    words = ("gloo", "NCCL", "TCPStore", "recv")
-    kind = type(error).__name__
-    return kind.startswith("Dist") or (kind == "RuntimeError" and any(word in str(error) for word in words))
 
 
 def fail(message: object, status: int, *, always: bool = False) -> NoReturn:

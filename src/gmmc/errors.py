@@ -11,3 +11,16 @@ class Diverged(RuntimeError):
 
 class Interrupted(RuntimeError):
     """Training was asked to stop, and saved its state."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """torch has a class for it on GPUs only."""
+    words = ("out of memory", "not enough memory", "can't allocate memory", "Unable to allocate")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+def is_lost_process(error: Exception) -> bool:
+    """torch has classes for some of these errors only, and no common one."""
+    words = ("gloo", "NCCL", "TCPStore", "recv")
+    kind = type(error).__name__
+    return kind.startswith("Dist") or (kind == "RuntimeError" and any(word in str(error) for word in words))
