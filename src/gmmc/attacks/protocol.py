@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gmmc.attacks.autoattack import PARTS, QUERIES, AutoAttackPart, Part
+from gmmc.attacks.autoattack import BLACK_BOX, PARTS, QUERIES, AutoAttackPart, Part
 from gmmc.attacks.campaign import Campaign
 from gmmc.attacks.carlini_wagner import CarliniWagner
 from gmmc.attacks.gradient import Attack, FeatureMatch, Margin, PaperPGD, Pull, Temperatures, Transfer
@@ -85,7 +85,7 @@ class Protocol:
         classes: int,
         surrogate: Target | None,
     ):
-        self.campaign, self.preset, self.surrogate = campaign, preset, surrogate
+        self.campaign, self.preset, self.classes = campaign, preset, classes
         curve = [Threat.linf(pixels) for pixels in preset.pixels]
         self.balls = [*curve, *(Threat("l2", distance) for distance in preset.distances)]
         self.paper = [
@@ -93,11 +93,10 @@ class Protocol:
         ]
         steps, tries = preset.steps, preset.tries
         targets = min(preset.targets, classes - 1)
-        temperatures = Temperatures(steps, 4)
         self.adaptive: dict[str, Attack] = {
             "margin": Margin(steps, tries),
             "pull": Pull(steps, targets),
-            "temperatures": temperatures,
+            "temperatures": Temperatures(steps, len(Temperatures.gamma2s)),
         }
         if len(guides[1].unique()) > 1:
             self.adaptive["features"] = FeatureMatch(steps, tries, *guides)
@@ -135,8 +134,8 @@ class Protocol:
             found[threat.name] |= self._autoattack(threat)
         for threat in HEADLINE:
             here = found[threat.name]
-            if self.transfer and self.surrogate:
-                with self.surrogate.exposed():
+            if self.transfer:
+                with self.transfer.surrogate.exposed():
                     here["transfer"] = run("transfer", self.transfer, threat)
             for name, attack in self.last.items():
                 here[name] = run(name, attack, threat, union(here))
@@ -147,7 +146,7 @@ class Protocol:
         """As AutoAttack does it, each on what the ones before left; but Square, the black box, on all."""
         found: dict[str, Tensor] = {}
         for name, part in self.auto.items():
-            left = None if part.part == "square" or not found else union(found)
+            left = None if part.part == BLACK_BOX or not found else union(found)
             found[name] = self.campaign.run(name, part, threat, left)
         return found | {self._together(): union(found)}
 
@@ -208,9 +207,8 @@ class Protocol:
 
     def _goals(self, y: Tensor) -> Tensor:
         """A random other class for each image."""
-        classes = self.campaign.target(self.campaign.images[:1]).shape[1]
-        ahead = torch.randint(1, classes, (len(y),), generator=generator(self.campaign.seed, "goals"))
-        return (y + ahead.to(y.device)) % classes
+        ahead = torch.randint(1, self.classes, (len(y),), generator=generator(self.campaign.seed, "goals"))
+        return (y + ahead.to(y.device)) % self.classes
 
     def settings(self) -> dict[str, Any]:
         """All that the attacks were told, for the conditions."""
@@ -222,12 +220,15 @@ class Protocol:
         }
         for name, attack in {**self.adaptive, **self.last}.items():
             described[name] = f"{attack.tries} attempts of {attack.cost} steps, size ε/4 falling to 0"
+        if self.transfer:
+            described["transfer"] = f"{self.transfer.tries} attempts of {self.transfer.cost} steps, margin"
         for name, part in self.auto.items():
             settings = {"square": f"{part.queries} queries, all images", "apgd_ce": "100 steps"}
             described[name] = settings.get(name, f"100 steps, {part.targets} targets, on what was left")
         for attack in self.preset.carlini_wagner:
             name = "cw_targeted" if attack.targeted else "cw_untargeted"
-            described[name] = {**asdict(attack), "images": self._wagner_count(), "goal": "random other class"}
+            goal = {"goal": "random other class"} if attack.targeted else {}
+            described[name] = {**asdict(attack), "images": self._wagner_count(), **goal}
         return described
 
 

@@ -266,6 +266,7 @@ def told(
         "images": counts,
         "reference": reference,
         "features": network.name,
+        "features_precision": "float32 without TF32",
         "pixels": "uint8",
         "selection": {name: SELECTION[name] for name in SELECTION if name in counts} | followed,
         "steps": model.cfg.sample.steps,
