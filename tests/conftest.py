@@ -63,8 +63,8 @@ def make_model(classes: int = 3, seed: int = 0, shape=(1, 8, 8), **sections) -> 
         return Classifier(tiny_config(**sections), shape, [f"class {i}" for i in range(classes)]).eval()
 
 
-def make_learner(cfg: config.Config, data: Dataset) -> Learner:
-    return Learner(cfg, data, build_fabric(cfg.train))
+def make_learner(cfg: config.Config, data: Dataset, start: Classifier | None = None) -> Learner:
+    return Learner(cfg, data, build_fabric(cfg.train), start)
 
 
 @pytest.fixture

@@ -20,12 +20,13 @@ LAYERS = [
     {"abstention", "attacks"},
     {"models"},
     {"runs", "processes", "averaging", "checks", "drawing"},
-    {"objectives"},
+    {"objectives", "warm_start"},
     {"updating"},
     {"learner", "evaluations"},
-    {"rollback", "bench"},
+    {"rollback", "watching", "bench"},
     {"train"},
     {"report", "commands"},
+    {"comparison"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

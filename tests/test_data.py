@@ -112,6 +112,22 @@ def test_shift_only_moves():
     )
 
 
+@pytest.mark.parametrize("side", [1, 3, 4])
+def test_cutout_covers_one_square_with_grey(side):
+    x = torch.rand(500, 3, 8, 8) + 0.1
+    y = augment(x, AugmentConfig(cutout=side), torch.Generator().manual_seed(0))
+    covered = y == 0
+    assert (covered == covered[:, :1]).all()  # in all channels alike
+    assert torch.equal(y[~covered], x[~covered])
+    covered = covered[:, 0]
+    rows, columns = covered.any(2), covered.any(1)
+    assert (covered == rows[:, :, None] & columns[:, None, :]).all()  # a rectangle
+    for sides in (rows.sum(1), columns.sum(1)):
+        assert sides.max() == side
+        assert sides.min() == 1 + (side - 1) // 2  # one whose centre is at the edge
+    assert (covered.float().mean(0) > 0).all()  # anywhere
+
+
 def test_flip_mirrors_half_of_the_images():
     x = torch.rand(400, 3, 8, 8)
     y = augment(x, AugmentConfig(flip=True), torch.Generator().manual_seed(0))

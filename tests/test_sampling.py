@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import pytest
@@ -56,6 +57,23 @@ def test_descent_is_x_minus_alpha_gradient_clamped():
     assert torch.allclose(once, torch.tensor([[0.375, 0.375]]))
     far = descend(PIXELS, walk_to(centre), x, steps=50)
     assert torch.allclose(far, torch.tensor([[0.0, 1.0]]), atol=1e-5)  # the box ends at 1
+
+
+def test_a_longest_step_holds_for_each_pixel_alone():
+    x, centre = torch.tensor([[0.5, -0.5]]), torch.tensor([[0.4, 0.5]])
+    walk = dataclasses.replace(walk_to(centre), max_step=0.05)
+    assert torch.allclose(descend(PIXELS, walk, x, steps=1), torch.tensor([[0.475, -0.45]]))
+    assert torch.equal(
+        descend(PIXELS, dataclasses.replace(walk, max_step=2.0), x, steps=3),
+        descend(PIXELS, walk_to(centre), x, steps=3),
+    )
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_recipe_s_longest_step_reaches_every_sampler(name):
+    cfg = SamplerConfig(name=name, max_step=0.125)
+    noise = BatchNoise(2, torch.Generator())
+    assert SAMPLERS[name](chains_to(torch.zeros(2, 3), noise), cfg).max_step == 0.125
 
 
 def test_staged_descent_lowers_its_energy():

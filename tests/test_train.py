@@ -138,6 +138,7 @@ def test_logged_energies_are_means_over_the_interval(data):
     ("sections", "message"),
     [
         ({"generative": {"shift": 8}}, "generative.shift must be less than the image size 8, got 8"),
+        ({"generative": {"cutout": 8}}, "generative.cutout must be less than the image size 8, got 8"),
         ({"train": {"device": "abacus"}}, "device must be auto"),
         ({"model": {"dim": 1}}, "model.dim must be at least 2 for equiangular means of 3 classes"),
         ({"model": {"backbone": "vgg"}}, "model.backbone must be"),

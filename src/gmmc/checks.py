@@ -15,9 +15,11 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
     choose(cfg.train.engine, pick_device(cfg.train.device), compile=False)
     smallest_side = min(data.shape[1:])
     for name in ("discriminative", "generative", "contrast"):
-        shift = getattr(cfg, name).shift
-        if shift >= smallest_side:
-            raise InputError(f"{name}.shift must be less than the image size {smallest_side}, got {shift}")
+        for key in ("shift", "cutout"):
+            pixels = getattr(getattr(cfg, name), key)
+            if pixels >= smallest_side:
+                rule = f"must be less than the image size {smallest_side}"
+                raise InputError(f"{name}.{key} {rule}, got {pixels}")
     batch_size = min(cfg.train.batch_size, len(data.train))
     if processes > batch_size:
         rule = f"must be at most the {batch_size} images of a batch"

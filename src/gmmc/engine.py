@@ -247,7 +247,7 @@ class FastMover:
         return f"{last.how if last else 'not yet'}, {self.precision}"
 
     def __call__(self, walk: Walk, x: Tensor, goal: Tensor, alpha: float, noise: Tensor | None) -> Tensor:
-        key = (walk.energy, walk.bounds, x.shape, goal.shape, noise is None)
+        key = (walk.energy, walk.bounds, walk.max_step, x.shape, goal.shape, noise is None)
         if key not in self._steps:
             ways = [(name, self._step(walk, by)) for name, by in self._gradients(walk.energy, x.shape)]
             self._steps[key] = Captured(
@@ -269,7 +269,7 @@ class FastMover:
         alpha = self._alpha  # not self: a mover that refers to itself would outlive its use
 
         def step(x: Tensor, goal: Tensor, noise: Tensor | None) -> Tensor:
-            return x.copy_(stepped(x, gradient(x, goal), alpha, noise, walk.bounds))
+            return x.copy_(stepped(walk, x, gradient(x, goal), alpha, noise))
 
         return step
 

@@ -5,13 +5,14 @@ import dataclasses
 import functools
 import math
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from gmmc import core, engine, health, provenance
+from gmmc import core, engine, health, provenance, warm_start
 from gmmc.averaging import Average
 from gmmc.backbones import batch_norms, frozen_statistics, has_live_statistics
 from gmmc.buffer import Drawn, ReplayBuffer
@@ -41,7 +42,7 @@ class Learner:
     are averaged over all, so that the processes together make one update on the union.
     """
 
-    def __init__(self, cfg: Config, data: Dataset, fabric: "Fabric"):
+    def __init__(self, cfg: Config, data: Dataset, fabric: "Fabric", start: Classifier | None = None):
         self.cfg, self.data, self.fabric, self.device = cfg, data, fabric, fabric.device
         self.seed = cfg.train.seed
         self.batch_size = min(cfg.train.batch_size, len(data.train))  # of all processes
@@ -52,13 +53,14 @@ class Learner:
         self.pace = {"lr": 1.0, "beta": 1.0, "alpha": 1.0}  # factors, lowered by rollbacks
         self.capped = cfg.objective.shape == "cap"  # no push beyond the bound; a rollback may begin it
         self.lines = 0  # of metrics, so that a resumed run can tell when some are missing
-        self.seconds = 0.0
+        self.start = start and warm_start.told(start)
+        self.seconds = start.trained.get("seconds", 0.0) if start else 0.0  # also those that it took
         self._clock = time.monotonic()
 
         self.room = Room(self.device, cfg.train.memory)
         self.images = self.room.place(data.train.images)
         self.labels = data.train.labels.to(self.device)
-        self.model = self._new_model()
+        self.model = self._new_model(start)
         self.average = Average(self.model, cfg.train.ema) if cfg.train.ema else None
         self.updater = Updater(self.model, cfg, fabric, self._engine(self.plan.total, COMPILE_FROM_UPDATES))
         self.updater.begin(self.plan.at(0).phase)
@@ -66,12 +68,14 @@ class Learner:
         self.meter = health.Meter(self.device)
         self.buffer = self._new_buffer() if cfg.samples else None
 
-    def _new_model(self) -> Classifier:
+    def _new_model(self, start: Classifier | None) -> Classifier:
         cfg, data = self.cfg, self.data
         priors = data.class_counts / len(data.train) if cfg.model.priors == "empirical" else None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(self.seed, "weights"))
             model = Classifier(cfg, data.shape, data.class_names, priors).to(self.device)
+        if start:
+            warm_start.take_over(model, start)
         if isinstance(model.start, GaussianStart):
             model.start.fit(data.train)
         if self.fabric.world_size > 1:  # drawn alike by all, but machines may differ in the last bits
@@ -257,6 +261,8 @@ class Learner:
             "data_sha256": self.data.fingerprint,
             "commit": provenance.commit(),
         }
+        if self.start:
+            model.trained["start"] = self.start
         if len(self.data.valid):
             with contextlib.suppress(InputError):  # of a training that diverged, energies may not be finite
                 model.calibrate(self.data.valid.images, self.data.valid.labels)
@@ -282,6 +288,13 @@ class Learner:
         self._clock = now
         return self.seconds
 
+    @contextlib.contextmanager
+    def off_the_clock(self) -> Iterator[None]:
+        """What is done here is no training and takes no time of it."""
+        self._elapsed()
+        yield
+        self._clock = time.monotonic()
+
     def state(self) -> State:
         """A copy of everything: `tensors` are the same in all processes, `shard` is this one's own."""
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
@@ -303,6 +316,7 @@ class Learner:
             "precision": self.precision,
             "processes": self.fabric.world_size,
             "data": self.data.fingerprint,
+            "start": self.start,
         }
         return State(self.step, _copied(tensors), _copied(shard), info)
 
@@ -312,26 +326,20 @@ class Learner:
             torch.set_num_threads(state.info["threads"])  # the bits of a CPU run depend on it
         self.step = state.step
         self.pace, self.rollbacks = dict(state.info["pace"]), state.info["rollbacks"]
-        self.capped = state.info["capped"]
-        self.model.load_state_dict(_part(state.tensors, "model"))
+        self.capped, self.start = state.info["capped"], state.info.get("start")
+        self.model.load_state_dict(state.part("model"))
         if self.average:
-            self.average.model.load_state_dict(_part(state.tensors, "average"))
+            self.average.model.load_state_dict(state.part("average"))
         phase = self.plan.at(max(0, self.step - 1)).phase
-        self.updater.begin(phase, _part(state.tensors, "optimizer"))
+        self.updater.begin(phase, state.part("optimizer"))
         if self.buffer:
-            self.buffer.load_state_dict(_part(state.shard, "buffer"))
+            self.buffer.load_state_dict(state.part("buffer"))
         self.meter.sums.copy_(state.tensors["meter.sums"])
 
 
 @functools.lru_cache(maxsize=1)
 def epoch_order(count: int, seed: int, epoch: int, device: torch.device) -> Tensor:
     return torch.randperm(count, generator=generator(seed, "order", epoch)).to(device)
-
-
-def _part(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-    return {
-        key.removeprefix(f"{name}."): tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")
-    }
 
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -45,6 +45,11 @@ class State:
     shard: dict[str, Tensor]  # this process's own; all processes together make the whole
     info: dict[str, Any]
 
+    def part(self, name: str) -> dict[str, Tensor]:
+        """Of both, what is named "name.…", without that."""
+        own, both = f"{name}.", self.tensors | self.shard
+        return {key.removeprefix(own): tensor for key, tensor in both.items() if key.startswith(own)}
+
 
 class RunFolder:
     def __init__(self, path: str | Path):
@@ -98,6 +103,11 @@ class RunFolder:
                 f"{self.path} was made with another configuration ({'; '.join(changed)}); "
                 "give the old values to resume it, or another --out"
             )
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is something to go on with."""
+        return (self.path / MODEL).exists() or any((self.path / RESUME).glob("step-*.safetensors"))
 
     # resume states: a file per process, that of rank 0 with all they share, written last
 

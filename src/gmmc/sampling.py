@@ -41,6 +41,7 @@ class Walk:
     alpha: Callable[[int], float]
     noise: Callable[[Tensor, int], Tensor] | None = None
     bounds: tuple[float, float] | None = BOX
+    max_step: float = 0.0  # most that α ∂E/∂x moves a pixel; 0: any way
 
 
 class Mover(Protocol):
@@ -61,7 +62,7 @@ class PlainMover:
         def total(x: Tensor, goal: Tensor) -> Tensor:
             return walk.energy(self.features(x), goal).sum()
 
-        return stepped(x, input_gradient(total, x, goal), alpha, noise, walk.bounds)
+        return stepped(walk, x, input_gradient(total, x, goal), alpha, noise)
 
 
 def input_gradient(total: Callable[[Tensor, Tensor], Tensor], x: Tensor, goal: Tensor) -> Tensor:
@@ -71,17 +72,14 @@ def input_gradient(total: Callable[[Tensor, Tensor], Tensor], x: Tensor, goal: T
     return gradient
 
 
-def stepped(
-    x: Tensor,
-    gradient: Tensor,
-    alpha: float | Tensor,
-    noise: Tensor | None,
-    bounds: tuple[float, float] | None,
-) -> Tensor:
-    x = x.detach() - alpha * gradient
+def stepped(walk: Walk, x: Tensor, gradient: Tensor, alpha: float | Tensor, noise: Tensor | None) -> Tensor:
+    move = alpha * gradient
+    if walk.max_step:
+        move = move.clamp(-walk.max_step, walk.max_step)
+    x = x.detach() - move
     if noise is not None:
         x = x + noise
-    return x if bounds is None else x.clamp(*bounds)
+    return x if walk.bounds is None else x.clamp(*walk.bounds)
 
 
 def descend(
@@ -105,12 +103,12 @@ def descend(
 def staged(chains: Chains, cfg: SamplerConfig) -> Walk:
     """½‖φ(x′) − z‖² with z ~ N(μ_y′, target_std²·I) drawn once per chain (Eq. 8)."""
     target = _around(chains, cfg)
-    return Walk(unit_energy, lambda t: target, lambda t: cfg.alpha)
+    return Walk(unit_energy, lambda t: target, lambda t: cfg.alpha, max_step=cfg.max_step)
 
 
 def noise_injected(chains: Chains, cfg: SamplerConfig) -> Walk:
     """½‖φ(x′) − μ_y′ − target_std·z‖² with z drawn anew at each step (Eq. 9–10)."""
-    return Walk(unit_energy, lambda t: _around(chains, cfg), lambda t: cfg.alpha)
+    return Walk(unit_energy, lambda t: _around(chains, cfg), lambda t: cfg.alpha, max_step=cfg.max_step)
 
 
 def sgld(chains: Chains, cfg: SamplerConfig) -> Walk:
@@ -129,6 +127,7 @@ def sgld(chains: Chains, cfg: SamplerConfig) -> Walk:
         lambda t: alpha(t) / 2,
         lambda x, t: alpha(t) ** 0.5 * chains.noise.normal(*x.shape[1:]),
         bounds=None,
+        max_step=cfg.max_step,
     )
 
 
@@ -140,6 +139,7 @@ def sgld_jem(chains: Chains, cfg: SamplerConfig) -> Walk:
         lambda t: cfg.alpha,
         lambda x, t: cfg.noise * chains.noise.normal(*x.shape[1:]),
         bounds=None,
+        max_step=cfg.max_step,
     )
 
 

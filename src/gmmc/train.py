@@ -26,6 +26,8 @@ from gmmc.progress import Progress
 from gmmc.ranks import is_leader
 from gmmc.rollback import roll_back
 from gmmc.runs import RunFolder, State
+from gmmc.warm_start import load_start
+from gmmc.watching import Watch
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -43,6 +45,7 @@ def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifi
     check(cfg, data, world_size(cfg.train))
     fabric = build_fabric(cfg.train)
     folder = RunFolder(out)
+    start = None if folder.begun else load_start(cfg, data)
     with folder.opened_for(cfg) if is_leader() else nullcontext():
         finished = load_finished(folder, data, fabric.device)
         if finished:
@@ -53,10 +56,12 @@ def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifi
         if cfg.train.threads:
             torch.set_num_threads(cfg.train.threads)
         state = loaded or load_state(folder, data, fabric)  # the leader's look came first: all find the same
-        learner = Learner(cfg, data, fabric)
+        watched = cfg.train.fid_every and cfg.samples and is_leader()
+        watch = Watch(cfg, data, fabric.device) if watched else None
+        learner = Learner(cfg, data, fabric, start)
         total = learner.plan.work(learner.plan.total)
         with Progress("training", total, silent=not is_leader()) as bar, interruptible() as stop:
-            Loop(learner, folder, bar, stop).run(state)
+            Loop(learner, folder, bar, stop, watch).run(state)
         model = learner.finish()
         if is_leader():
             runs.save_model(folder.path / runs.MODEL, model)
@@ -89,8 +94,15 @@ def load_state(folder: RunFolder, data: Dataset, fabric: "Fabric") -> tuple[Stat
 class Loop:
     """Updates, one after the other, with all that must happen between them: log, guard, save, stop."""
 
-    def __init__(self, learner: Learner, folder: RunFolder, bar: Progress, stop: threading.Event):
-        self.learner, self.folder, self.bar, self.stop = learner, folder, bar, stop
+    def __init__(
+        self,
+        learner: Learner,
+        folder: RunFolder,
+        bar: Progress,
+        stop: threading.Event,
+        watch: Watch | None = None,
+    ):
+        self.learner, self.folder, self.bar, self.stop, self.watch = learner, folder, bar, stop, watch
         self.cfg, self.plan, self.fabric = learner.cfg, learner.plan, learner.fabric
 
     def run(self, loaded: tuple[State | None, list[str]]) -> None:
@@ -156,6 +168,11 @@ class Loop:
             learner.estimate_running_gamma2(line)
             if is_leader():
                 line["valid_accuracy"] = learner.validate()
+        if epoch_done and self.watch and learner.buffer:
+            done = (learner.step - self.plan.discriminative) // self.plan.steps_per_epoch
+            if self.watch.due(done, last=learner.step == self.plan.total):
+                with learner.off_the_clock():
+                    line["buffer_fid"] = self.watch.fid(learner.buffer)
         self.log(line)
         if "valid_accuracy" in line:
             self.accuracy, self.measured_on = line["valid_accuracy"], "the validation images"
@@ -320,6 +337,8 @@ def describe(line: dict) -> str:
         parts.append(f"valid {line['valid_accuracy']:.1%}")
     else:
         parts.append(f"train {line['accuracy']:.1%}")
+    if "buffer_fid" in line:
+        parts.append(f"FID of the buffer {line['buffer_fid']:.1f}")
     if "force_ratio" in line:
         parts.append(f"R {line['force_ratio']:.2f}")
     if "rollbacks" in line:

@@ -98,8 +98,9 @@ def _contradictions(cfg: Config) -> Iterator[tuple[bool, str]]:
         f"objective.name=split weighs the class part with 1 − train.beta, got train.beta={cfg.train.beta:g}",
     )
     yield (
-        cfg.model.norm == "batch_then_frozen" and not (cfg.discriminative.epochs and cfg.generative.epochs),
-        "model.norm=batch_then_frozen needs discriminative.epochs to learn the statistics "
+        cfg.model.norm == "batch_then_frozen"
+        and not ((cfg.discriminative.epochs or cfg.train.start) and cfg.generative.epochs),
+        "model.norm=batch_then_frozen needs discriminative.epochs or train.start for the statistics "
         "and generative.epochs to freeze them in",
     )
 

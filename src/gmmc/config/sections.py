@@ -98,6 +98,7 @@ class TrainConfig(Section):
     clip: float = _number(0.0, at_least=0)  # largest norm of the gradient; 0: no clip
     ema: float = _number(0.0, at_least=0, at_most=0.999999)  # decay of averaged weights; 0: the last weights
     seed: int = _number(0, at_least=0, at_most=2**63 - 1)
+    start: str = ""  # a run or model file whose weights training begins with; "": random ones
     # bf16: mixed, weights and energies stay fp32; auto: bf16 where it is built in, else fp32
     precision: Literal["auto", "fp32", "bf16"] = field(default="auto", metadata=PLACE)
     # auto: on a GPU CUDA graphs, and compiled code where it pays; plain: the reference. See engine.py.
@@ -110,6 +111,9 @@ class TrainConfig(Section):
     threads: int = _number(0, at_least=0, at_most=1024)  # of a CPU run; 0: torch's choice, one per core
     log_every: int = _number(20, at_least=1)  # updates per line of metrics.jsonl
     checkpoint_seconds: float = _number(60.0, at_least=0, place=True)  # 0: every good state
+    # FID of the buffer while training: generative epochs from one to the next (0: never), and its images.
+    fid_every: int = _number(0, at_least=0, place=True)
+    fid_images: int = _number(10_000, at_least=4, at_most=10_000_000, place=True)
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,7 @@ class AugmentConfig(Section):
     shift: int = _number(0, at_least=0)  # pixels, both directions: pad and crop
     fill: Literal["reflect", "edge", "black"] = "reflect"  # what the shift brings in
     flip: bool = False
+    cutout: int = _number(0, at_least=0)  # side of a grey square in front of the image, in pixels
     noise: float = _number(0.0, at_least=0, at_most=100)  # std of Gaussian pixel noise, in units of [−1, 1]
 
 
@@ -162,6 +167,7 @@ class SamplerConfig(Section):
     name: Literal["staged", "noise_injected", "sgld", "sgld_jem"] = "staged"
     steps: int = _number(20, at_least=1, at_most=1_000_000)  # τ
     alpha: float = _number(1 / 64, above=0, at_most=1e6)  # step on the summed unit energy
+    max_step: float = _number(0.0, at_least=0, at_most=2)  # most that a gradient moves a pixel; 0: any way
     target_std: float = _number(0.001, at_least=0, at_most=1e6)  # z ~ N(μ_y′, target_std²·I)
     power: float = _number(0.5, at_least=0, at_most=1)  # of sgld: α_t = α·(1 + t)^−power
     noise: float = _number(0.01, at_least=0, at_most=100)  # of sgld_jem: std of the pixel noise

@@ -15,6 +15,8 @@ def augment(x: Tensor, cfg: AugmentConfig, generator: torch.Generator) -> Tensor
     if cfg.flip:
         mirrored = torch.rand(len(x), generator=generator, device=x.device) < 0.5
         x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+    if cfg.cutout:
+        x = cut_out(x, cfg.cutout, generator)
     if cfg.noise:
         x = x + cfg.noise * torch.randn(x.shape, generator=generator, device=x.device)
     return x
@@ -35,3 +37,16 @@ def random_shift(x: Tensor, most: int, fill: str, generator: torch.Generator) ->
         .permute(0, 3, 1, 2)
         .contiguous()
     )
+
+
+def cut_out(x: Tensor, side: int, generator: torch.Generator) -> Tensor:
+    """A grey square at random in front of each image; its centre is in the image, its edges need not be."""
+    batch, _, height, width = x.shape
+
+    def covered(size: int) -> Tensor:
+        first = torch.randint(size, (batch, 1), generator=generator, device=x.device) - side // 2
+        place = torch.arange(size, device=x.device)
+        return (place >= first) & (place < first + side)
+
+    square = covered(height)[:, :, None] & covered(width)[:, None, :]
+    return x.masked_fill(square[:, None], 0.0)

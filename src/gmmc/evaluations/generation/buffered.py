@@ -45,9 +45,18 @@ def read_buffer(folder: RunFolder | None, model: Classifier) -> Buffer:
     images = state.shard["buffer.images"]
     if tuple(images.shape[1:]) != model.shape:
         raise InputError(f"the buffer must hold images of {model.shape}, got {tuple(images.shape[1:])}")
-    parts = [to_uint8(to_unit(part)) for part in images.split(10_000)]
     labels, visits = state.shard["buffer.labels"], state.shard["buffer.visits"]
-    return Buffer(torch.cat(parts), labels, visits, state.step)
+    return Buffer(as_files(images), labels, visits, state.step)
+
+
+def as_files(chains: Tensor) -> Tensor:
+    """uint8, as image files would hold them."""
+    return torch.cat([to_uint8(to_unit(part)) for part in chains.split(10_000)])
+
+
+def evenly(count: int, most: int) -> Tensor:
+    """At most so many places of `count`, evenly spaced: slots are sorted by class at first."""
+    return torch.arange(min(count, most)) * count // min(count, most)
 
 
 def most_confident(model: Classifier, images: Tensor) -> Tensor:

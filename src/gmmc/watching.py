@@ -1,0 +1,36 @@
+"""FID of the replay buffer while a training runs: `train.fid_every`. It costs the training no time."""
+
+import torch
+
+from gmmc.buffer import ReplayBuffer
+from gmmc.config import Config
+from gmmc.data import Dataset
+from gmmc.evaluations.generation import features
+from gmmc.evaluations.generation.buffered import as_files, evenly
+from gmmc.evaluations.generation.feature_cache import known_features
+from gmmc.evaluations.generation.similarity import Gaussian, frechet
+
+
+class Watch:
+    """The training images as the feature network sees them, and what the buffer looks like beside them.
+
+    The same number as `buffer/fid` of the evaluation `validation`; of several processes the first one's part.
+    """
+
+    def __init__(self, cfg: Config, data: Dataset, device: torch.device):
+        self.every, self.images = cfg.train.fid_every, cfg.train.fid_images
+        self.network = features.find(cfg.evaluate.features, data, device)
+        parts = [
+            known_features(self.network, split.images, f"{name} images")
+            for name, split in (("training", data.train), ("validation", data.valid))
+        ]
+        self.real = Gaussian.of(torch.cat(parts))
+
+    def due(self, epoch: int, last: bool) -> bool:
+        """`epoch`: how many generative epochs are done."""
+        return epoch > 0 and (last or epoch % self.every == 0)
+
+    def fid(self, buffer: ReplayBuffer) -> float:
+        chosen = evenly(len(buffer), self.images).to(buffer.images.device)
+        images = as_files(buffer.images[chosen])
+        return frechet(self.real, Gaussian.of(self.network.features(images, "the buffer")))
