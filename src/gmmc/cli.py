@@ -36,12 +36,13 @@ Surrogate = Annotated[
 Features = Annotated[
     str | None,
     typer.Option(
-        help="generation: inception, small (a CNN trained on the spot) or a TorchScript file; "
+        help="generation, validation: inception, small (a CNN trained here) or a TorchScript file; "
         "default: inception for colour images from 32 pixels, else small."
     ),
 ]
 Generated = Annotated[
-    int | None, typer.Option(help="generation: fresh chains for FID; default: the recipe's.", min=2)
+    int | None,
+    typer.Option(help="generation, validation: fresh chains for FID; default: the recipe's.", min=2),
 ]
 
 
@@ -106,7 +107,8 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="accuracy, calibration, ood, latent, samples (default: these), robustness, generation.",
+            help="accuracy, calibration, ood, latent, samples (default: these), robustness, generation, "
+            "validation (no test image is looked at).",
         ),
     ] = None,
     ood: Annotated[
@@ -130,23 +132,15 @@ def evaluate(
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Measure a finished run on test images.
+    """Measure a finished run on test images; with `validation`, on validation images alone.
 
-    Writes the numbers with their conditions to results.json, and pictures, in the run folder. robustness and
-    generation take minutes on a GPU, longer on a CPU; interrupted, the same command goes on from there.
+    Writes the numbers with their conditions to results.json, and pictures, in the run folder. robustness,
+    generation and validation may take minutes, longer on a CPU; interrupted, the same command goes on.
     """
     from gmmc.commands import evaluate_run
 
-    changes = {
-        "ood": tuple(ood) if ood else None,
-        "samples": samples,
-        "seed": seed,
-        "attacks": attacks,
-        "attacked": attacked,
-        "surrogate": surrogate,
-        "features": features,
-        "generated": generated,
-    }
+    changes = {"ood": tuple(ood) if ood else None, "samples": samples, "seed": seed, "attacks": attacks}
+    changes |= {"attacked": attacked, "surrogate": surrogate, "features": features, "generated": generated}
     before = set(records.read_results(Path(run)).get("ood", {}).get("conditions", {}).get("outside", {}))
     for name, result in evaluate_run(run, names or [], device, **changes):
         printing.print_result(name, result, Path(run))
@@ -172,6 +166,25 @@ def report(
     from gmmc.report import write_report
 
     print(write_report(runs, out))
+
+
+@app.command(epilog=example("gmmc compare runs/search/base runs/search/* --out runs/search/compared"))
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders; the first is the baseline.")
+    ],
+    out: Annotated[Path, typer.Option(help="The folder for the numbers and the picture.")] = Path(
+        "runs/compared"
+    ),
+) -> None:
+    """Show what each change of a recipe brought, against the first run.
+
+    Run gmmc evaluate RUN validation for each before. Writes results.json and comparison.png.
+    """
+    from gmmc.comparison import compare, show
+
+    show(compare(runs, out))
+    print(f"\nAll of it: {out / 'results.json'}   to look at: gmmc report {out}")
 
 
 @app.command(epilog=example("gmmc sample runs/demo --number 50000 --balanced --out drawn.npz"))
@@ -276,16 +289,10 @@ def bench(
     matrix rate, that of one large matrix product, is about what the machine can do at best. On a CPU also
     which threads, layout and precision are best. Nothing else should be running.
     """
-    from gmmc.bench.summary import table, variant_table
+    from gmmc.bench.summary import show
     from gmmc.commands import run_bench
 
-    result = run_bench(preset, out, device)
-    for flag in result.flags:
-        print(f"! {flag}")
-    printing.print_table(*table(result.values, result.intervals), words=3)
-    for name, rows in result.curves.get("variants", {}).items():
-        print(f"\n{name}: one plain sampling step, fastest first")
-        printing.print_table(*variant_table(rows), words=3, indent="  ")
+    show(run_bench(preset, out, device))
     print(f"\nAll of it: {out / 'results.json'}   to look at: gmmc report {out}")
 
 

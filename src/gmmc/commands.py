@@ -16,15 +16,15 @@ from gmmc.evaluations import Result
 from gmmc.models import Classifier, pick_device
 from gmmc.progress import Progress
 
-# Options of `gmmc evaluate` that only one of the evaluations looks at.
+# Options of `gmmc evaluate` that only some of the evaluations look at.
 OPTION_OF = {
-    "ood": "ood",
-    "samples": "samples",
-    "attacks": "robustness",
-    "attacked": "robustness",
-    "surrogate": "robustness",
-    "features": "generation",
-    "generated": "generation",
+    "ood": ("ood",),
+    "samples": ("samples",),
+    "attacks": ("robustness",),
+    "attacked": ("robustness",),
+    "surrogate": ("robustness",),
+    "features": ("generation", "validation"),
+    "generated": ("generation", "validation"),
 }
 
 
@@ -41,10 +41,10 @@ def evaluate_run(
         raise InputError(f"RUN must be a run folder, got {run!r}")
     model = load_model(run, device)
     evaluations.choose(model, names)  # refuse before the work what cannot be done
-    for option, name in OPTION_OF.items():
-        if changes.get(option) is not None and name not in (names or evaluations.choose(model, [])):
-            asked = ", ".join(names) or "no name"
-            raise InputError(f"--{option} is for `gmmc evaluate RUN {name}`, got {asked}")
+    for option, takers in OPTION_OF.items():
+        if changes.get(option) is not None and not {*takers} & {*(names or evaluations.choose(model, []))}:
+            wanted = " or ".join(f"`gmmc evaluate RUN {name}`" for name in takers)
+            raise InputError(f"--{option} is for {wanted}, got {', '.join(names) or 'no name'}")
     cfg = dataclasses.replace(model.cfg.evaluate, **{k: v for k, v in changes.items() if v is not None})
     data = load_data(model, run)
     folder.results()

@@ -2,9 +2,11 @@
 
 import fcntl
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
 
 CONFIG, METRICS, RESULTS, REPORT = "config.toml", "metrics.jsonl", "results.json", "report.html"
@@ -54,3 +56,11 @@ def read_results(run: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path} is damaged: {error}; delete it and evaluate again") from None
     return results
+
+
+def write_results(run: Path, results: dict[str, Any]) -> None:
+    """These entries, beside the others of results.json."""
+    text = json.dumps({**read_results(run), **results}, indent=2, ensure_ascii=False, allow_nan=False)
+    # A list of numbers is one line; no string holds a line break.
+    text = re.sub(r"\[\n[-+\d.e,\snul]*\]", lambda found: " ".join(found[0].split()), text)
+    write_atomic(run / RESULTS, text.encode() + b"\n")

@@ -26,7 +26,7 @@ from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.models import Classifier, pick_device
 from gmmc.packing import Damaged, pack, unpack
-from gmmc.records import CONFIG, LAST_GOOD, LOCK, METRICS, MODEL, RESULTS
+from gmmc.records import CONFIG, LAST_GOOD, LOCK, METRICS, MODEL
 
 RESUME = "resume"
 REFERENCE = "reference."  # in the names of a model's tensors
@@ -233,10 +233,7 @@ class RunFolder:
         return records.read_results(self.path)
 
     def save_results(self, results: dict[str, Any]) -> None:
-        text = json.dumps({**self.results(), **results}, indent=2, ensure_ascii=False, allow_nan=False)
-        # A list of numbers is one line; no string holds a line break.
-        text = re.sub(r"\[\n[-+\d.e,\snul]*\]", lambda found: " ".join(found[0].split()), text)
-        write_atomic(self.path / RESULTS, text.encode() + b"\n")
+        records.write_results(self.path, results)
 
 
 def _moment(path: Path) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 
 from gmmc.bench.cells import SAMPLING, Cell
 from gmmc.bench.measure import Timing, count_macs, flops
+from gmmc.evaluations.result import Result
+from gmmc.printing import print_table
 
 OURS, REFERENCE = SIDES = ("ours", "reference")
 CIFAR10 = 50_000  # training images of an epoch
@@ -140,6 +142,16 @@ def unsteady(ranges: dict[str, tuple[float, float]]) -> list[str]:
     return [
         f"unsteady: blocks of calls differ by more than {WIDE:.0%} in {among}; is something else running?"
     ]
+
+
+def show(result: Result) -> None:
+    """The tables on standard output, below what they are to be doubted for."""
+    for flag in result.flags:
+        print(f"! {flag}")
+    print_table(*table(result.values, result.intervals), words=3)
+    for name, rows in result.curves.get("variants", {}).items():
+        print(f"\n{name}: one plain sampling step, fastest first")
+        print_table(*variant_table(rows), words=3, indent="  ")
 
 
 def table(

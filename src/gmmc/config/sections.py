@@ -220,7 +220,7 @@ class EvaluateConfig(Section):
     attacks: Literal["quick", "full"] = "quick"  # see evaluations/robustness.py
     attacked: int = _number(0, at_least=0, at_most=1_000_000)  # test images; 0: as many as the preset says
     surrogate: str = ""  # a run whose adversarial images are tried on this model
-    # generation
+    # generation, validation
     features: str = "auto"  # of FID: inception, small or a TorchScript file; see evaluations/features.py
     generated: int = _number(50_000, at_least=2, at_most=10_000_000)  # fresh chains
     generated_by_steps: int = _number(10_000, at_least=0, at_most=10_000_000)  # for each number of steps

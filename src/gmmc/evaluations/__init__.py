@@ -17,7 +17,8 @@ from gmmc.atomic import write_atomic
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.errors import InputError
-from gmmc.evaluations import accuracy, calibration, generation, latent, ood, robustness, samples
+from gmmc.evaluations import accuracy, calibration, generation, latent, ood, robustness, samples, validation
+from gmmc.evaluations.generation import was_made_to_sample
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
 from gmmc.pixels import Shape
@@ -32,9 +33,11 @@ EVALUATIONS: dict[str, Callable[..., Result]] = {
     "samples": samples.evaluate,
     "robustness": robustness.evaluate,
     "generation": generation.evaluate,
+    "validation": validation.evaluate,
 }
 NEED_SAMPLES = {"samples", "generation"}
-LONG = {"robustness", "generation"}  # minutes on a GPU: run where they are asked for by name
+# Up to minutes on a GPU: run where they are asked for by name.
+LONG = {"robustness", "generation", "validation"}
 
 
 def evaluate(
@@ -140,11 +143,6 @@ def choose(model: nn.Module, names: Iterable[str]) -> list[str]:
 def can_sample(model: nn.Module) -> bool:
     """One of ours, but not a softmax classifier trained without samples."""
     return isinstance(model, Classifier) and model.can_sample
-
-
-def was_made_to_sample(model: nn.Module) -> bool:
-    """Chains of a model that was trained without any take as long and show little."""
-    return isinstance(model, Classifier) and model.can_sample and model.cfg.samples
 
 
 __all__ = ["EVALUATIONS", "Result", "evaluate"]

@@ -92,4 +92,5 @@ def build_sections(runs: list[Run]) -> list[Section]:
         trained = [run for run in runs if run.state != "measured"]
         built += [training(trained)] if trained else []
         bar.update(len(names) + 1)
-    return [headline(runs), *built]
+    first = headline(runs)
+    return [first, *built] if any(table.lines for group in first.groups for table in group.tables) else built

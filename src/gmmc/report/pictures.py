@@ -25,6 +25,8 @@ CAPTIONS = {
         "first a sample, then the training images nearest to it in feature space",
     ),
     "generation/buffer.png": ("Replay buffer", "images as the training left them, none selected"),
+    "validation/fresh.png": ("Fresh samples by class", "a row per class, the first seeds, none left out"),
+    "validation/buffer.png": ("Replay buffer by class", "a row per class as training left it, none selected"),
     "robustness/noises.png": (
         "Adversarial noise",
         "C&W: image, noise as (x_adv − x)/2 around grey, the same stretched, attacked image",

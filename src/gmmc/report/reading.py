@@ -74,17 +74,18 @@ def _read(path: Path, name: str) -> Run:
     for section, table in recipe.items():
         if not isinstance(table, dict):
             raise InputError(f"{path / CONFIG} is damaged: [{section}] must be a table, got {table!r}")
-    state = _state(path)  # before the metrics: at worst they are newer
+    state = _state(path, results)  # before the metrics: at worst they are newer
     metrics = read_metrics(path)
     if state == "stopped" and metrics and metrics[-1].get("event") == "diverged":
         state = "diverged"
     return Run(path, name, recipe, metrics, results, state)
 
 
-def _state(path: Path) -> State:
+def _state(path: Path, results: dict[str, Entry]) -> State:
     if not (path / CONFIG).is_file():
         return "measured"
-    if (path / MODEL).exists():
+    # What was evaluated was finished; its weights may have stayed where it was trained.
+    if (path / MODEL).exists() or any("trained" in entry.conditions for entry in results.values()):
         return "finished"
     if is_training(path):
         return "in progress"

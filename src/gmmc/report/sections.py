@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gmmc.report import figures, pictures, published, speed
+from gmmc.report.comparison import comparison
 from gmmc.report.conditions import conditions
-from gmmc.report.generation import generation
+from gmmc.report.generation import basis, generation, metric_cell
 from gmmc.report.numbers import MISSING
 from gmmc.report.ood import out_of_distribution
 from gmmc.report.parts import (
@@ -216,6 +217,28 @@ def samples(name: str, runs: Sequence[Run], picture_bytes: int) -> list[Group]:
     ]
 
 
+VALIDATION = {
+    "top1": "accuracy on validation images",
+    "fresh/fid": "FID of fresh chains, none left out",
+    "fresh/kid": "KID ×1000, likewise",
+    "buffer/fid": "FID of the replay buffer",
+    "buffer/kid": "KID ×1000, likewise",
+}
+
+
+def validation(name: str, runs: Sequence[Run], picture_bytes: int) -> list[Group]:
+    entries = [run.results.get(name) for run in runs]
+    table = Table([run.name for run in runs], caption=basis(name, runs))
+    for key in dict.fromkeys(key for _, entry in having(name, runs) for key in entry.values):
+        protocol, _, metric = key.rpartition("/")
+        if metric == "kid":
+            found = [metric_cell(entry, protocol, metric, table) if entry else Cell() for entry in entries]
+        else:
+            found = cells(entries, [key] * len(runs))
+        table.lines.append(Line(VALIDATION.get(key, label(key)), found))
+    return [Group(tables=[table], panels=pictures.panels(name, runs, picture_bytes), broad=True)]
+
+
 def generic(name: str, runs: Sequence[Run], picture_bytes: int) -> list[Group]:
     """An evaluation this version has no page for: its values and pictures, and the names of its curves."""
     panels = pictures.panels(name, runs, picture_bytes)
@@ -270,6 +293,21 @@ KNOWN: dict[str, tuple[str, str, Builder]] = {
         "FID and KID: the lower the better. Precision and density: how many samples look real; recall and "
         "coverage: how much of what is real the samples show. A FID means little without its protocol.",
         generation,
+    ),
+    "validation": (
+        "Validation",
+        "What recipes are chosen by: accuracy on validation images, which training did not see, and how like "
+        "the training images the generated ones are; no test image was looked at. Choosing makes such "
+        "numbers look better than they are: quote those of test images.",
+        validation,
+    ),
+    "comparison": (
+        "Comparison",
+        "What each change brought, against the baseline. Accuracy is that on validation images; E is the "
+        "energy of real and of sampled images, R how hard samples push relative to the pull of real images, "
+        "bounded the share of chains at the bound, all three over the last epoch. A difference within what "
+        "chance alone gives is none.",
+        comparison,
     ),
     "bench": (
         "Speed",

@@ -8,11 +8,11 @@ against the same reference show what a perfect generator would have.
 import functools
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from PIL.Image import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
@@ -46,6 +46,7 @@ from gmmc.runs import RunFolder
 
 FEWEST = 4  # images that anything can be said of
 OVERLAP_IMAGES = 10_000  # of each set: time grows with their square
+KID_PROTOCOL = f"{KID_SUBSETS} subsets of at most {KID_SIZE:,} images"
 
 SELECTION = {
     "fresh": "none: fresh chains",
@@ -97,7 +98,7 @@ def evaluate(
     train = known_features(network, data.train.images, "training images")
     valid = known_features(network, data.valid.images, "validation images")
     test = look_at_test(network, data)
-    buffer, flags = find_buffer(folder, model)
+    buffer, missing = find_buffer(folder, model)
     work = folder.work("generation") if folder else None
     fresh = draw(model, cfg.generated, cfg.seed, model.cfg.sample.steps, work)
     sets = {**candidates(network, model, fresh, buffer), "test": test}
@@ -113,7 +114,10 @@ def evaluate(
         intervals=scores.ranges,
         curves=curves,
         pictures=draw_pictures(fresh, buffer, found, data, cfg.seed),
-        flags=[*flags, *doubts(scores.values, scores.ranges, scores.counts, network, model, data, buffer)],
+        flags=[
+            *([f"buffer and paper are not measured: {missing}"] if missing else []),
+            *doubts(scores.values, scores.ranges, scores.counts, network, model, data, buffer),
+        ],
         conditions=told(model, data, cfg, network, scores.counts, buffer),
         unfinished=work,
     )
@@ -121,20 +125,35 @@ def evaluate(
 
 def check(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> None:
     """Refuse before the work what cannot be done."""
-    fewest = max(FEWEST, 2 * len(data.class_names))
     if not model.can_sample:
         raise InputError("generation needs a model that can sample, got a softmax classifier without samples")
-    if cfg.generated < fewest:
-        raise InputError(f"generated must be at least 2 per class, {fewest}, got {cfg.generated}")
+    check_counts("generation", data, cfg, ("train", "test"))
+    fewest = fewest_chains(data)
     if 0 < cfg.generated_by_steps < fewest:
         raise InputError(
             f"generated_by_steps must be 0 or at least 2 per class, {fewest}, got {cfg.generated_by_steps}"
         )
     if min(cfg.generation_steps, default=1) < 1:
         raise InputError(f"generation_steps must be at least 1, got {min(cfg.generation_steps)}")
-    for name in ("train", "test"):
-        if (count := len(getattr(data, name))) < FEWEST:
-            raise InputError(f"generation needs at least {FEWEST} {name} images, got {count}")
+
+
+def check_counts(evaluation: str, data: Dataset, cfg: EvaluateConfig, parts: tuple[str, ...]) -> None:
+    """Enough fresh chains, and enough real images in each part of the data that is looked at."""
+    fewest = fewest_chains(data)
+    if cfg.generated < fewest:
+        raise InputError(f"generated must be at least 2 per class, {fewest}, got {cfg.generated}")
+    for part in parts:
+        if (count := len(getattr(data, part))) < FEWEST:
+            raise InputError(f"{evaluation} needs at least {FEWEST} {part} images, got {count}")
+
+
+def fewest_chains(data: Dataset) -> int:
+    return max(FEWEST, 2 * len(data.class_names))
+
+
+def was_made_to_sample(model: nn.Module) -> TypeGuard[Classifier]:
+    """Chains of a model that was trained without any take as long and show little."""
+    return isinstance(model, Classifier) and model.can_sample and model.cfg.samples
 
 
 # --- the images ---
@@ -151,15 +170,15 @@ def draw(model: Classifier, count: int, seed: int, steps: int, work: Path | None
         return drawn(model, labels_of(count, model), seed, steps=steps, folder=place, on_progress=bar.update)
 
 
-def find_buffer(folder: RunFolder | None, model: Classifier) -> tuple[Buffer | None, list[str]]:
+def find_buffer(folder: RunFolder | None, model: Classifier) -> tuple[Buffer | None, str]:
     """The buffer, or None and why."""
     try:
         buffer = read_buffer(folder, model)
         if len(buffer) < 2 * FEWEST:
             raise InputError(f"the buffer holds {len(buffer)} images only")
-        return buffer, []
+        return buffer, ""
     except InputError as error:
-        return None, [f"buffer and paper are not measured: {error}"]
+        return None, str(error)
 
 
 def look_at_test(network: FeatureNetwork, data: Dataset) -> Images:
@@ -258,25 +277,17 @@ def told(
     counts: dict[str, int],
     buffer: Buffer | None,
 ) -> dict[str, Any]:
-    reference = f"{len(data.train) + len(data.valid):,} training and validation images"
+    reference = reference_of(data)
     if buffer:
         reference += f"; paper: with the {len(data.test):,} test images too"
     followed = {name: SELECTION["fresh"] for name in counts if name.startswith("steps_")}
     protocol = {
         "images": counts,
         "reference": reference,
-        "features": network.name,
-        "features_precision": "float32 without TF32",
-        "pixels": "uint8",
+        **told_of_features(network),
         "selection": {name: SELECTION[name] for name in SELECTION if name in counts} | followed,
-        "steps": model.cfg.sample.steps,
-        "seeds": f"{cfg.seed}..{cfg.seed + cfg.generated - 1}",
-        "start": f"{model.start.name}, not the buffer",
-        "labels": f"0..{len(data.class_names) - 1} in turn",
-        "sampler": model.cfg.sampler.name,
-        "sampler_precision": model.sampling_precision,
-        "alpha": model.cfg.sampler.alpha,
-        "kid": f"{KID_SUBSETS} subsets of at most {KID_SIZE:,} images",
+        **told_of_chains(model, cfg),
+        "kid": KID_PROTOCOL,
         "overlap": f"{PRECISION_NEIGHBOURS} neighbours (precision, recall), {DENSITY_NEIGHBOURS} (density, "
         f"coverage), at most {OVERLAP_IMAGES:,} images of each set",
         "intervals": "95%; KID: jackknife; shares: Wilson; none for FID and density",
@@ -289,3 +300,23 @@ def told(
     if buffer:
         protocol["buffer"] = {"chains": len(buffer), "never_moved": buffer.untouched, "step": buffer.step}
     return conditions(model, **protocol)
+
+
+def reference_of(data: Dataset) -> str:
+    return f"{len(data.train) + len(data.valid):,} training and validation images"
+
+
+def told_of_features(network: FeatureNetwork) -> dict[str, Any]:
+    return {"features": network.name, "features_precision": "float32 without TF32", "pixels": "uint8"}
+
+
+def told_of_chains(model: Classifier, cfg: EvaluateConfig) -> dict[str, Any]:
+    return {
+        "steps": model.cfg.sample.steps,
+        "seeds": f"{cfg.seed}..{cfg.seed + cfg.generated - 1}",
+        "start": f"{model.start.name}, not the buffer",
+        "labels": f"0..{len(model.class_names) - 1} in turn",
+        "sampler": model.cfg.sampler.name,
+        "sampler_precision": model.sampling_precision,
+        "alpha": model.cfg.sampler.alpha,
+    }

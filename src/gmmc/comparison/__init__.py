@@ -1,0 +1,107 @@
+"""What each change brought: runs side by side, the first of them the baseline. No model is loaded for it.
+
+Files of the runs → `rows` → `fairness` (may they be compared?) and `picture` → one entry of results.json.
+"""
+
+import re
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gmmc import __version__, printing
+from gmmc.atomic import write_atomic
+from gmmc.comparison import fairness, picture
+from gmmc.comparison.rows import Row, rows_of, settings, without_folder
+from gmmc.errors import InputError
+from gmmc.records import CONFIG, write_results
+from gmmc.report.comparison import COLUMNS, PICTURE, differences, written
+from gmmc.report.conditions import short_commit
+from gmmc.report.reading import Run, read_runs
+
+NAME = "comparison"  # in results.json
+WIDTH = 44  # of the differences in the printed table
+# Of the conditions of an evaluation those that are told elsewhere, or of each run.
+NOT_SHARED = {"trained", "settings", "commit", "hardware", "gmmc", "torch"}
+
+
+def compare(folders: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
+    """Compare with the first; the entry that results.json in `out` holds then, beside the picture."""
+    out = Path(out)
+    _check_out(out)
+    runs = _read(folders, out)
+    rows = rows_of(runs)
+    drawn = picture.draw(rows)
+    entry = {
+        "values": {f"{row.name}/{column}": value for row in rows for column, value in row.values.items()},
+        "intervals": {f"{row.name}/{column}": ends for row in rows for column, ends in row.intervals.items()},
+        "curves": {row.name: row.curves for row in rows if row.curves},
+        "files": [PICTURE] if drawn else [],
+        "flags": fairness.doubts(rows),
+        "conditions": conditions(runs, rows),
+    }
+    if drawn:
+        write_atomic(out / PICTURE, drawn)
+    write_results(out, {NAME: entry})
+    return entry
+
+
+def _check_out(out: Path) -> None:
+    if out == Path():
+        raise InputError("--out must be a folder of its own, got the current one")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out must be a folder, got the file {str(out)!r}")
+    if (out / CONFIG).exists():
+        raise InputError(f"--out must be a folder of its own, got the run folder {str(out)!r}")
+
+
+def _read(folders: Sequence[str | Path], out: Path) -> list[Run]:
+    """Each run once: `base *` names the first twice, and the folder of the comparison itself."""
+    places = {Path(folder).resolve(): folder for folder in reversed(folders)}
+    order = dict.fromkeys(Path(folder).resolve() for folder in folders)
+    runs = read_runs([places[place] for place in order if place != out.resolve()])
+    for run in runs:
+        if not run.config:
+            raise InputError(f"RUN must be a run folder, with a {CONFIG} in it, got {str(run.path)!r}")
+    return runs
+
+
+def conditions(runs: Sequence[Run], rows: Sequence[Row]) -> dict[str, Any]:
+    """How the numbers are defined, as the first evaluated run tells, and what differs from run to run."""
+    evaluated = [row.conditions for row in rows if row.conditions]
+    shared = next((told for told in evaluated if told.get("generated")), evaluated[0] if evaluated else {})
+    commits = [str(told["commit"]) for told in evaluated if told.get("commit")]
+    hardware = [str(told["hardware"]) for told in evaluated if told.get("hardware")]
+    return {
+        "data": runs[0].data,
+        **{key: without_folder(value) for key, value in shared.items() if key not in NOT_SHARED},
+        "baseline": rows[0].name,
+        "noise": fairness.noise(rows),
+        "energies": "E, R and bounded: means over the last epoch",
+        "runs": {row.name: row.told for row in rows},
+        "commits": [short_commit(commit) for commit in dict.fromkeys(commits)],
+        "hardware": list(dict.fromkeys(hardware)),
+        "gmmc": __version__,
+        "settings": settings(runs[0]),
+    }
+
+
+def show(entry: dict[str, Any]) -> None:
+    """The table on standard output, a line per run and more where it differs in much."""
+    rows: list[list[str]] = []
+    for name in entry["conditions"]["runs"]:
+        first, *more = _wrapped(differences(name, entry["conditions"]))
+        rows.append([name, first, *(written(c, entry["values"].get(f"{name}/{c}")) for c in COLUMNS)])
+        rows += [["", line, *[""] * len(COLUMNS)] for line in more]
+    headings = [heading for heading, _ in COLUMNS.values()]
+    printing.print_table(["run", "what differs", *headings], rows, words=2)
+    print(f"\nnoise: {entry['conditions']['noise']}")
+    for flag in entry["flags"]:
+        print(f"! {flag}")
+
+
+def _wrapped(changes: str) -> list[str]:
+    """In lines that break only between two changes."""
+    kept_together = re.sub("(?<!,) ", "\N{NO-BREAK SPACE}", changes)
+    lines = textwrap.wrap(kept_together, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

@@ -1,0 +1,156 @@
+"""What may be looked at while a recipe is being chosen: nothing of the test images.
+
+Accuracy on the validation images, which training does not see, and FID and KID of fresh chains and of the
+replay buffer against all training images, as `generation` measures them, without what is slow there.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL.Image import Image
+from torch import nn
+
+from gmmc.config import EvaluateConfig
+from gmmc.data import Dataset, LabelledImages
+from gmmc.errors import InputError
+from gmmc.evaluations import intervals
+from gmmc.evaluations.generation import (
+    KID_PROTOCOL,
+    SELECTION,
+    Images,
+    Scores,
+    add_distances,
+    check_counts,
+    draw,
+    features,
+    find_buffer,
+    labels_of,
+    reference_of,
+    told_of_chains,
+    told_of_features,
+    was_made_to_sample,
+)
+from gmmc.evaluations.generation.buffered import Buffer, evenly
+from gmmc.evaluations.generation.doubts import doubts_of_buffer, doubts_of_chains, doubts_of_counts
+from gmmc.evaluations.generation.feature_cache import known_features
+from gmmc.evaluations.generation.features import FeatureNetwork
+from gmmc.evaluations.result import Result, conditions
+from gmmc.models import Classifier
+from gmmc.pictures import GRID_COLUMNS, grid
+from gmmc.pixels import as_unit
+from gmmc.progress import Progress
+from gmmc.runs import RunFolder
+from gmmc.scores import batched, check_finite
+
+
+def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFolder | None = None) -> Result:
+    """The run folder, if any, holds the replay buffer, and meanwhile the chains drawn so far.
+
+    Of a model that was trained without samples there is the accuracy alone.
+    """
+    if not len(data.valid):
+        raise InputError("validation needs validation images, got none; train with data.valid above 0")
+    scores = Scores()
+    told: dict[str, Any] = {"split": "validation", "images": len(data.valid)}
+    if not was_made_to_sample(model):
+        add_accuracy(scores, model, data.valid)
+        told |= {"generated": 0, "samples": "not measured: the model was trained without any"}
+        return Result(scores.values, conditions(model, **told, seed=cfg.seed), scores.ranges)
+    check_counts("validation", data, cfg, ("train",))
+    network = features.find(cfg.features, data, model.device)
+    add_accuracy(scores, model, data.valid)
+    work = folder.work("validation") if folder else None
+    buffer, missing = find_buffer(folder, model)
+    sets = generated_sets(model, cfg, buffer, work)
+    score(scores, sets, network, data, cfg.seed)
+    return Result(
+        values=scores.values,
+        intervals=scores.ranges,
+        pictures={f"validation/{name}.png": by_class(images, model) for name, images in sets.items()},
+        flags=doubts(scores, network, model, buffer, missing),
+        conditions=conditions(model, **told, **told_of_samples(model, data, cfg, network, sets, buffer)),
+        unfinished=work,
+    )
+
+
+# --- the numbers ---
+
+
+def add_accuracy(scores: Scores, model: nn.Module, valid: LabelledImages) -> None:
+    with Progress("accuracy", len(valid)) as bar:
+        logits = batched(model, model, valid.images, bar.update).cpu()
+    check_finite(logits)
+    hits = int((logits.argmax(-1) == valid.labels).sum())
+    scores.add("top1", hits / len(valid), intervals.of_proportion(hits, len(valid)))
+
+
+def generated_sets(
+    model: Classifier, cfg: EvaluateConfig, buffer: Buffer | None, work: Path | None
+) -> dict[str, LabelledImages]:
+    """Fresh chains and, if there is one, no more of the buffer: FID depends on the number of images."""
+    fresh = draw(model, cfg.generated, cfg.seed, model.cfg.sample.steps, work)
+    sets = {"fresh": LabelledImages(fresh, labels_of(len(fresh), model))}
+    if buffer:
+        slots = evenly(len(buffer), cfg.generated)
+        sets["buffer"] = LabelledImages(buffer.images[slots], buffer.labels[slots])
+    return sets
+
+
+def score(
+    scores: Scores, sets: dict[str, LabelledImages], network: FeatureNetwork, data: Dataset, seed: int
+) -> None:
+    train = known_features(network, data.train.images, "training images")
+    valid = known_features(network, data.valid.images, "validation images")
+    reference = Images(torch.cat([train, valid]))
+    looked_at = {name: Images(network.features(part.images, f"{name} images")) for name, part in sets.items()}
+    with Progress("scoring", len(sets)) as bar:
+        for i, (name, images) in enumerate(looked_at.items()):
+            scores.counts[name] = len(images)
+            add_distances(scores, name, images, reference, seed)
+            bar.update(i + 1, name)
+
+
+# --- what is shown and said ---
+
+
+def by_class(part: LabelledImages, model: Classifier) -> Image:
+    """A row per class with the first of its images, as many as the rarest class has."""
+    labels, counts = part.labels.unique(return_counts=True)
+    columns = min(GRID_COLUMNS, int(counts.min()))
+    chosen = torch.cat([(part.labels == y).nonzero().flatten()[:columns] for y in labels])
+    return grid(as_unit(part.images[chosen]), columns, [model.class_names[y] for y in labels])
+
+
+def doubts(
+    scores: Scores, network: FeatureNetwork, model: Classifier, buffer: Buffer | None, missing: str
+) -> list[str]:
+    """Of what matters in a choice between runs; whether others' FIDs compare does not."""
+    flags = [f"buffer is not measured: {missing}"] if missing else []
+    flags += doubts_of_counts(scores.counts, network.dim)
+    flags += doubts_of_chains(scores.values, scores.ranges, model.cfg.sample.steps)
+    return flags + (doubts_of_buffer(buffer, model.trained.get("updates")) if buffer else [])
+
+
+def told_of_samples(
+    model: Classifier,
+    data: Dataset,
+    cfg: EvaluateConfig,
+    network: FeatureNetwork,
+    sets: dict[str, LabelledImages],
+    buffer: Buffer | None,
+) -> dict[str, Any]:
+    selection = {name: SELECTION[name] for name in sets}
+    if buffer and len(sets["buffer"]) < len(buffer):
+        selection["buffer"] = f"of the {len(buffer):,} chains of the replay buffer, evenly spaced ones"
+    return {
+        "generated": cfg.generated,
+        **({"buffer": len(sets["buffer"])} if buffer else {}),
+        "reference": reference_of(data),
+        **told_of_features(network),
+        "selection": selection,
+        **told_of_chains(model, cfg),
+        "kid": KID_PROTOCOL,
+        "intervals": "95%; KID: jackknife; accuracy: Wilson; none for FID",
+        "seed": cfg.seed,
+    }

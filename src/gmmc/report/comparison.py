@@ -1,0 +1,74 @@
+"""The section of `gmmc compare`: a line per run, what it changed and what came of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gmmc.report import pictures
+from gmmc.report.numbers import MISSING, percent, plain, score
+from gmmc.report.parts import Cell, Group, Line, Table, having, per_run
+from gmmc.report.reading import Entry, Run
+
+
+def rounded(value: float) -> str:
+    return plain(round(value))
+
+
+# Of results.json, run/column: its heading, and how its numbers are written.
+COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "valid_accuracy": ("accuracy", partial(percent, digits=1)),
+    "fresh_fid": ("FID fresh", score),
+    "buffer_fid": ("FID buffer", score),
+    "real_energy": ("E real", plain),
+    "sampled_energy": ("E sampled", plain),
+    "force_ratio": ("R", plain),
+    "bounded": ("bounded", partial(percent, digits=1)),
+    "rollbacks": ("rollbacks", plain),
+    "updates": ("updates", plain),
+    "seconds": ("seconds", rounded),
+}
+PICTURE = "comparison.png"
+ALT = "FID and accuracy on validation images against the seconds of training, a line per run."
+
+
+def written(column: str, value: float | None) -> str:
+    return MISSING if value is None else COLUMNS[column][1](value)
+
+
+def comparison(name: str, runs: Sequence[Run], picture_bytes: int) -> list[Group]:
+    groups = []
+    for run, entry in having(name, runs):
+        noise = entry.conditions.get("noise")
+        text = f"Chance: {noise}." if noise else ""
+        groups.append(Group(per_run(run, runs), [table(entry)], text=text))
+        shown = [pictures.panel(run, file, picture_bytes, several=False) for file in entry.files]
+        panels = [replace(panel, title="What each second of training brought", alt=ALT) for panel in shown]
+        groups.append(Group(panels=panels, broad=True))
+    return groups
+
+
+def table(entry: Entry) -> Table:
+    """Columns that no run has a number for are left out."""
+    known = {key.rpartition("/")[2] for key in entry.values}
+    columns = [column for column in COLUMNS if column in known]
+    lines = [
+        Line(f"{row}: {differences(row, entry.conditions)}", [number(entry, row, key) for key in columns])
+        for row in entry.conditions["runs"]
+    ]
+    return Table([COLUMNS[column][0] for column in columns], lines, corner="run: what differs", dense=True)
+
+
+def differences(row: str, conditions: dict[str, Any]) -> str:
+    """What a run changed; a state is told only where it is not the usual one."""
+    told = conditions["runs"][row]
+    words = ", ".join(told["changes"]) or "nothing"
+    words = "the baseline" if row == conditions["baseline"] else words
+    return words + ("" if told["state"] == "finished" else f" ({told['state']})")
+
+
+def number(entry: Entry, row: str, column: str) -> Cell:
+    key = f"{row}/{column}"
+    low, high = entry.intervals.get(key, (None, None))
+    below = "" if low is None else f"{written(column, low).removesuffix('%')}–{written(column, high)}"
+    return Cell(written(column, entry.values.get(key)), below)
