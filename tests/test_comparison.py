@@ -257,6 +257,14 @@ def test_noise_is_the_spread_between_runs_of_one_recipe(base, tmp_path):
     assert told == "not known: no other run has the recipe of base, but for the seed"
 
 
+def test_another_seed_begins_with_weights_of_its_own(base, tmp_path):
+    own = search_run(tmp_path / "own", evaluated(0.93, 61.0), train={"seed": 1, "start": "start-1"})
+    told = compare([base, own], tmp_path / "out")["conditions"]["noise"]
+    assert told.startswith("base and own differ in the seed alone: accuracy 1.0%")
+    other = search_run(tmp_path / "other", evaluated(), train={"start": "start-1"})
+    assert compare([base, other], tmp_path / "out")["conditions"]["noise"].startswith("not known")
+
+
 # --- which runs -----------------------------------------------------------------------------------
 
 

@@ -31,7 +31,7 @@ EQUAL_TIME = 0.1  # within this share of the baseline's
 
 def noise(rows: Sequence[Row]) -> str:
     """The spread between runs of one recipe: a change that brought less may have brought nothing."""
-    same = [row for row in rows if not row.changes.keys() - {"train.seed"}]
+    same = [row for row in rows if not row.changes or _repeats(row)]
     if len(same) < 2:
         return f"not known: no other run has the recipe of {rows[0].name}, but for the seed"
     names = f"{', '.join(row.name for row in same[:-1])} and {same[-1].name}"
@@ -42,6 +42,11 @@ def noise(rows: Sequence[Row]) -> str:
         if len(values) > 1:
             spreads.append(f"{COLUMNS[column][0]} {written(column, max(values) - min(values))}")
     return f"{names} differ in {what}: {', '.join(spreads) or 'not evaluated yet'}"
+
+
+def _repeats(row: Row) -> bool:
+    """Another seed has other validation images, and so must begin with weights of its own."""
+    return "train.seed" in row.changes and not row.changes.keys() - {"train.seed", "train.start"}
 
 
 def doubts(rows: Sequence[Row]) -> list[str]:
