@@ -35,7 +35,7 @@ format: .venv/dev ## let ruff format and fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-readme: .venv/product ## put the numbers of results/ into the README
+readme: .venv/product ## put the numbers of results/ into README.md and docs/log.md
 	$(BIN)/python docs/readme.py
 
 clean: ## forget the environment and build products, keep runs/

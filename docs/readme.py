@@ -1,4 +1,4 @@
-"""Fill the README's results from results/*.json, so that nobody types a number. `--check` only compares."""
+"""Fill the results in README.md and docs/log.md from results/*.json. `--check` only compares."""
 
 import json
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gmmc.report import published
+from gmmc.report.comparison import COLUMNS, differences, written
 from gmmc.report.ood import SETS
 
 ROOT = Path(__file__).parents[1]
@@ -217,27 +218,61 @@ def cpu_table() -> str:
     return f"{table(header, rows)}\n{told}\n"
 
 
-BLOCKS: dict[str, Callable[[], str]] = {
-    "digits": digits_table,
-    "cifar10-dis": cifar10_table,
-    "cifar10-joint": joint_table,
-    "bench-h200": bench_table,
-    "bench-cpu": cpu_table,
+def search_table() -> str:
+    found = results("cifar10-search")["comparison"]
+    conditions, values = found["conditions"], found["values"]
+    rows = [
+        [
+            f"**{name}**" if name == conditions["baseline"] else name,
+            differences(name, conditions),
+            *(written(column, values.get(f"{name}/{column}")) for column in COLUMNS),
+        ]
+        for name in conditions["runs"]
+    ]
+    header = ["run", "what differs", *(heading for heading, _ in COLUMNS.values())]
+    told = (
+        f"Accuracy on {conditions['images']:,} validation images; FID of {conditions['generated']:,} fresh "
+        f"chains of {conditions['steps']} steps and of {conditions['buffer']:,} buffer images, both against "
+        f"{conditions['reference']}. {', '.join(conditions['hardware'])}, commits "
+        f"{' and '.join(conditions['commits'])}. {conditions['energies']}. Doubts: "
+        f"{'; '.join(found['flags'])}. All of it: "
+        "[results/cifar10-search.json](../results/cifar10-search.json)."
+    )
+    return f"{table(header, rows)}\n{told}\n"
+
+
+PAGES: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {
+        "digits": digits_table,
+        "cifar10-dis": cifar10_table,
+        "cifar10-joint": joint_table,
+        "bench-h200": bench_table,
+        "bench-cpu": cpu_table,
+    },
+    "docs/log.md": {"cifar10-search": search_table},
 }
 
 
-def main() -> None:
-    readme = ROOT / "README.md"
-    old = new = readme.read_text()
-    for name, make in BLOCKS.items():
-        before, mark, rest = new.partition(f"<!-- results/{name}.json -->\n")
+def filled(name: str, text: str) -> str:
+    """The page with its blocks made anew."""
+    for block, make in PAGES[name].items():
+        before, mark, rest = text.partition(f"<!-- results/{block}.json -->\n")
         _, end, after = rest.partition("<!-- end -->")
-        new = before + mark + make() + end + after
         if not (mark and end):
-            sys.exit(f"README.md must have a block for results/{name}.json")
-    if "--check" in sys.argv:
-        sys.exit(0 if new == old else "README.md is not what results/ says: run `make readme`")
-    readme.write_text(new)
+            sys.exit(f"{name} must have a block for results/{block}.json")
+        text = before + mark + make() + end + after
+    return text
+
+
+def main() -> None:
+    for name in PAGES:
+        page = ROOT / name
+        old = page.read_text()
+        new = filled(name, old)
+        if "--check" not in sys.argv:
+            page.write_text(new)
+        elif new != old:
+            sys.exit(f"{name} is not what results/ says: run `make readme`")
 
 
 if __name__ == "__main__":
