@@ -241,11 +241,29 @@ def search_table() -> str:
     return f"{table(header, rows)}\n{told}\n"
 
 
+def search_summary() -> str:
+    found = results("cifar10-search")["comparison"]
+    values, conditions = found["values"], found["conditions"]
+
+    def told(run: str) -> str:
+        fid, top1, seconds = (values[f"{run}/{name}"] for name in ("fresh_fid", "valid_accuracy", "seconds"))
+        return f"FID {fid:.1f}, {top1:.1%}, {seconds:.0f} s"
+
+    return (
+        f"FID of {conditions['generated']:,} fresh chains of {conditions['steps']} steps, accuracy on the "
+        f"{conditions['images']:,} validation images, and time, one {conditions['hardware'][0]}: β = 0.25 "
+        f"**{told('beta-0.25')}**; β = 0.5 {told('seed-1')}, and another seed {told('base')}; from random "
+        f"weights {told('scratch')}; with the paper's settings {told('paper')}. "
+        "[All of it](results/cifar10-search.json).\n"
+    )
+
+
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "digits": digits_table,
         "cifar10-dis": cifar10_table,
         "cifar10-joint": joint_table,
+        "cifar10-search": search_summary,
         "bench-h200": bench_table,
         "bench-cpu": cpu_table,
     },

@@ -2,6 +2,7 @@
 and on a GPU where there is one."""
 
 import copy
+import dataclasses
 import gc
 import socket
 import subprocess
@@ -79,6 +80,15 @@ class TestTheSameChains:
         _, before, at_plain = chains_by(model, PlainMover(model.backbone), name)
         _, _, at_fast = chains_by(model, FastMover(model.backbone, way, "bf16"), name)
         assert (at_fast - at_plain).abs().mean() < BF16_TOLERANCE * (at_plain - before).abs().mean()
+
+    def test_with_a_longest_step(self, device, name, way):
+        model = model_on(device, name)
+        free = chains_by(model, PlainMover(model.backbone), name)[0]
+        sampler = dataclasses.replace(model.cfg.sampler, max_step=1e-4)
+        model.cfg = dataclasses.replace(model.cfg, sampler=sampler)
+        plain = chains_by(model, PlainMover(model.backbone), name)[0]
+        fast = chains_by(model, FastMover(model.backbone, way, "fp32"), name)[0]
+        assert (plain - fast).abs().mean() < 0.1 * (plain - free).abs().mean()
 
     def test_chains_do_not_depend_on_those_before(self, device, name, way):
         """The memory of a captured step is used again and again."""
