@@ -252,8 +252,9 @@ def search_summary() -> str:
     return (
         f"FID of {conditions['generated']:,} fresh chains of {conditions['steps']} steps, accuracy on the "
         f"{conditions['images']:,} validation images, and time, one {conditions['hardware'][0]}: β = 0.25 "
-        f"**{told('beta-0.25')}**; β = 0.5 {told('seed-1')}, and another seed {told('base')}; from random "
-        f"weights {told('scratch')}; with the paper's settings {told('paper')}. "
+        f"**{told('beta-0.25')}**; β = 0.5 {told('seed-1')}, and with another seed and a separate "
+        f"start {told('base')}; from random weights {told('scratch')}; near the paper's settings "
+        f"{told('paper')}. "
         "[All of it](results/cifar10-search.json).\n"
     )
 

@@ -144,9 +144,57 @@ def test_every_number_is_in_its_place(base, tmp_path):
         "valid_accuracy": [0.9 - 0.5 / step for step in (2, 4, 6, 8)],
         "fid_seconds": [100.0, 200.0],
         "buffer_fid": [100.0, 75.0],
+        "updates": [5, 10, 15, 20, 25, 30, 35, 40],
+        "real_energy": [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0],
+        "sampled_energy": [11.0, 10.0, 9.0, 8.0, 7.0, 6.0, 5.0, 4.0],
     }
     assert saved(out) == json.loads(json.dumps(found))
     assert saved(out).keys() == entry({}).keys()
+
+
+def test_a_line_counts_for_its_updates_and_not_what_was_undone(base, tmp_path):
+    told = [
+        {"step": 10, "epoch": 1, "real_energy": 9.0, "seconds": 1.0},
+        {"step": 20, "epoch": 2, "real_energy": 500.0, "seconds": 2.0},
+        {"step": 20, "epoch": 2, "event": "rollback", "to": 10, "real_energy": 500.0, "seconds": 3.0},
+        {"step": 16, "epoch": 2, "real_energy": 4.0, "seconds": 4.0},
+        {"step": 18, "epoch": 2, "real_energy": 8.0, "seconds": 5.0},
+    ]
+    other = search_run(tmp_path / "other", evaluated(), told)
+    found = compare([base, other], tmp_path / "out")["values"]
+    assert found["other/real_energy"] == pytest.approx((6 * 4.0 + 2 * 8.0) / 8)
+
+
+def test_what_is_not_the_same_for_all_is_told_of_each(base, tmp_path):
+    other = search_run(tmp_path / "other", evaluated(start="uniform noise", alpha=0.001))
+    without = search_run(tmp_path / "without", evaluated(generated=0))
+    found = compare([base, other, without], tmp_path / "out")
+    told = found["conditions"]
+    assert told["steps"] == 200
+    assert told["generated"] == 10_000  # of those that draw
+    assert "start" in told  # one alone says it
+    third = search_run(tmp_path / "third", evaluated(start="Gaussian", alpha=0.015))
+    found = compare([base, other, third], tmp_path / "out")
+    assert "start" not in found["conditions"]
+    assert found["conditions"]["runs"]["other"]["evaluated"] == {"start": "uniform noise", "alpha": 0.001}
+    assert any(flag.startswith("not the same for all runs: step of the sampler") for flag in found["flags"])
+
+
+def test_a_run_that_trains_again_is_not_finished(base, tmp_path):
+    again = search_run(tmp_path / "again", evaluated(), finished=False)
+    assert compare([base, again], tmp_path / "out")["conditions"]["runs"]["again"]["state"] == "finished"
+    with being_trained(again):
+        found = compare([base, again], tmp_path / "out")
+    assert found["conditions"]["runs"]["again"]["state"] == "in progress"
+
+
+def test_starts_in_other_folders_are_other_starts(tmp_path):
+    one, other = (
+        search_run(tmp_path / name, evaluated(), train={"start": f"/{name}/start"}) for name in ("a", "b")
+    )
+    found = compare([one, other], tmp_path / "out")
+    assert changes(found, "b") == ["train.start start"]
+    assert "/b/" not in json.dumps(found)
 
 
 def test_the_definition_of_the_numbers_is_told_once(base, tmp_path):

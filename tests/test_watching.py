@@ -49,6 +49,11 @@ def test_watching_changes_no_bit_of_the_training(tmp_path, data):
         assert torch.equal(tensor, with_it.state_dict()[name]), name
 
 
+def test_it_is_silent_and_the_training_s_bar_goes_on(tmp_path, data, capsys):
+    train(watched(1), tmp_path / "run", data)
+    assert "features of the buffer" not in capsys.readouterr().err
+
+
 def test_its_time_is_not_training_time(tmp_path, data, monkeypatch):
     """A clock that jumps by an hour whenever the buffer is looked at."""
     from gmmc.watching import Watch

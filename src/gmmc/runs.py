@@ -106,8 +106,8 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether there is something to go on with."""
-        return (self.path / MODEL).exists() or any((self.path / RESUME).glob("step-*.safetensors"))
+        """Whether there is something to go on with; a state is there once rank 0's file is."""
+        return (self.path / MODEL).exists() or any((self.path / RESUME).glob("step-*-rank-0-*.safetensors"))
 
     # resume states: a file per process, that of rank 0 with all they share, written last
 

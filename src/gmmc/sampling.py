@@ -41,7 +41,7 @@ class Walk:
     alpha: Callable[[int], float]
     noise: Callable[[Tensor, int], Tensor] | None = None
     bounds: tuple[float, float] | None = BOX
-    max_step: float = 0.0  # most that α ∂E/∂x moves a pixel; 0: any way
+    max_step: float = 0.0  # most that α ∂E/∂x moves a pixel; 0: no limit
 
 
 class Mover(Protocol):

@@ -56,9 +56,12 @@ def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifi
         if cfg.train.threads:
             torch.set_num_threads(cfg.train.threads)
         state = loaded or load_state(folder, data, fabric)  # the leader's look came first: all find the same
+        if state[0] is None and start is None:  # what there was to go on with was of no use
+            start = load_start(cfg, data)
         watched = cfg.train.fid_every and cfg.samples and is_leader()
         watch = Watch(cfg, data, fabric.device) if watched else None
         learner = Learner(cfg, data, fabric, start)
+        del start  # it would take up memory for the whole training
         total = learner.plan.work(learner.plan.total)
         with Progress("training", total, silent=not is_leader()) as bar, interruptible() as stop:
             Loop(learner, folder, bar, stop, watch).run(state)

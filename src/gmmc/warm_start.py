@@ -22,12 +22,12 @@ def load_start(cfg: Config, data: Dataset) -> Classifier | None:
     except InputError as error:
         raise InputError(f"train.start must be a finished run or a model file: {error}") from None
     if metrics:
-        start.trained["seconds"] = metrics[-1]["seconds"]
+        start.trained["seconds"] = metrics[-1].get("seconds", 0.0)
     _check_fit(start, cfg, data)
-    if start.cfg.data.name == cfg.data.name and start.trained["data_sha256"] != data.fingerprint:
+    if start.trained["data_sha256"] != data.fingerprint:
         raise InputError(
-            f"train.start must have the same training images, got {cfg.train.start}, which has seen "
-            "validation images of this run; give the same train.seed, data.valid and data.size"
+            f"train.start must have the same training images, got {cfg.train.start}, which may have seen "
+            "validation images of this run; give the same data, train.seed and data.valid"
         )
     return start
 

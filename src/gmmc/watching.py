@@ -33,4 +33,5 @@ class Watch:
     def fid(self, buffer: ReplayBuffer) -> float:
         chosen = evenly(len(buffer), self.images).to(buffer.images.device)
         images = as_files(buffer.images[chosen])
-        return frechet(self.real, Gaussian.of(self.network.features(images, "the buffer")))
+        # Silent: there is the bar of the training.
+        return frechet(self.real, Gaussian.of(self.network.features(images, silent=True)))

@@ -35,7 +35,7 @@ def compare(folders: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
     entry = {
         "values": {f"{row.name}/{column}": value for row in rows for column, value in row.values.items()},
         "intervals": {f"{row.name}/{column}": ends for row in rows for column, ends in row.intervals.items()},
-        "curves": {row.name: row.curves for row in rows if row.curves},
+        "curves": {row.name: row.curves | row.health for row in rows if row.curves or row.health},
         "files": [PICTURE] if drawn else [],
         "flags": fairness.doubts(rows),
         "conditions": conditions(runs, rows),
@@ -67,23 +67,41 @@ def _read(folders: Sequence[str | Path], out: Path) -> list[Run]:
 
 
 def conditions(runs: Sequence[Run], rows: Sequence[Row]) -> dict[str, Any]:
-    """How the numbers are defined, as the first evaluated run tells, and what differs from run to run."""
+    """How the numbers of all runs are defined, and what differs from run to run."""
     evaluated = [row.conditions for row in rows if row.conditions]
-    shared = next((told for told in evaluated if told.get("generated")), evaluated[0] if evaluated else {})
+    shared = _shared(evaluated)
     commits = [str(told["commit"]) for told in evaluated if told.get("commit")]
     hardware = [str(told["hardware"]) for told in evaluated if told.get("hardware")]
     return {
         "data": runs[0].data,
-        **{key: without_folder(value) for key, value in shared.items() if key not in NOT_SHARED},
+        **{key: without_folder(value) for key, value in shared.items()},
         "baseline": rows[0].name,
         "noise": fairness.noise(rows),
         "energies": "E, R and bounded: means over the last epoch",
-        "runs": {row.name: row.told for row in rows},
+        "runs": {row.name: row.told | _own(row, shared) for row in rows},
         "commits": [short_commit(commit) for commit in dict.fromkeys(commits)],
         "hardware": list(dict.fromkeys(hardware)),
         "gmmc": __version__,
-        "settings": settings(runs[0]),
+        "settings": {
+            section: {key: without_folder(value) for key, value in table.items()}
+            for section, table in settings(runs[0]).items()
+        },
     }
+
+
+def _shared(evaluated: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all say that say it at all: a model without samples tells nothing of chains."""
+    told: dict[str, list[Any]] = {}
+    for conditions in evaluated:
+        for key, value in conditions.items():
+            if key not in NOT_SHARED and (value or key != "generated"):
+                told.setdefault(key, []).append(value)
+    return {key: values[0] for key, values in told.items() if all(value == values[0] for value in values)}
+
+
+def _own(row: Row, shared: dict[str, Any]) -> dict[str, Any]:
+    own = {key: value for key, value in row.conditions.items() if key not in NOT_SHARED | shared.keys()}
+    return {"evaluated": {key: without_folder(value) for key, value in own.items()}} if own else {}
 
 
 def show(entry: dict[str, Any]) -> None:

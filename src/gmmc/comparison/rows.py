@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from statistics import mean
 from typing import Any, TypeGuard
 
 from gmmc import config
@@ -19,6 +18,7 @@ EVALUATED = {"valid_accuracy": "top1", "fresh_fid": "fresh/fid", "buffer_fid": "
 TRAINED = ("real_energy", "sampled_energy", "force_ratio", "bounded")
 # x and y of a curve, and where metrics.jsonl has them
 CURVES = (("seconds", "valid_accuracy"), ("fid_seconds", "buffer_fid"))
+HEALTH = ("real_energy", "sampled_energy", "grad_norm", "weight_norm")  # curves over the updates
 NOT_TRAINING = {"evaluate"}  # sections that say nothing about the training
 
 Settings = dict[str, dict[str, Any]]
@@ -35,7 +35,8 @@ class Row:
     fid_images: int  # of the buffer, for each point of its curve
     values: dict[str, float]
     intervals: dict[str, list[float]]
-    curves: dict[str, list[float]]
+    curves: dict[str, list[float]]  # over the seconds
+    health: dict[str, list[float | None]]  # over the updates
     conditions: dict[str, Any]
 
     @property
@@ -65,10 +66,11 @@ def _row(run: Run, first: Settings) -> Row:
         state=run.state if evaluation or run.state != "finished" else "finished but not evaluated",
         seed=cfg.train.seed,
         changes=changes(first, settings(run)),
-        fid_images=min(cfg.train.fid_images, cfg.buffer.size),
+        fid_images=min(cfg.train.fid_images, cfg.buffer.size // (cfg.train.devices * cfg.train.nodes)),
         values=values,
         intervals=intervals,
         curves=_curves(run),
+        health=_health(run),
         conditions=dict(evaluation.conditions) if evaluation else {},
     )
 
@@ -89,11 +91,7 @@ def settings(run: Run) -> Settings:
     cfg = _recipe(run)
     tables = {part.name: getattr(cfg, part.name) for part in fields(cfg) if part.name not in NOT_TRAINING}
     return {
-        name: {
-            key.name: without_folder(getattr(table, key.name))
-            for key in fields(table)
-            if not key.metadata.get("place")
-        }
+        name: {key.name: getattr(table, key.name) for key in fields(table) if not key.metadata.get("place")}
         for name, table in tables.items()
     }
 
@@ -117,7 +115,7 @@ def changes(first: Settings, other: Settings) -> dict[str, str]:
 def written_as(value: Any) -> str:
     """As a recipe writes it, but without quotes."""
     if isinstance(value, str):
-        return value or "none"
+        return without_folder(value) or "none"
     return json.dumps(value)
 
 
@@ -135,12 +133,29 @@ def _training_values(run: Run) -> dict[str, float]:
     values = {}
     if lines:
         last = lines[-1]
-        epoch = [line for line in lines if line.get("epoch") == last.get("epoch")]
-        known = {key: [line[key] for line in epoch if is_number(line.get(key))] for key in TRAINED}
-        values = {key: mean(found) for key, found in known.items() if found}
+        values = _means_of_last_epoch(run.metrics)
         rollbacks = max(line.get("rollbacks", 0) for line in run.metrics)
         counts = {"rollbacks": rollbacks, "updates": last["step"], "seconds": last.get("seconds")}
     return values | {key: count for key, count in counts.items() if is_number(count)}
+
+
+def _means_of_last_epoch(metrics: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """A line counts for the updates it covers; what a rollback undid does not count."""
+    before, covered = 0, []
+    for line in metrics:
+        if line.get("event") == "rollback":
+            before, covered = line.get("to", line["step"]), []
+        elif "event" not in line:
+            covered.append((line["step"] - before, line))
+            before = line["step"]
+    last = covered[-1][1].get("epoch") if covered else None
+    epoch = [(updates, line) for updates, line in covered if line.get("epoch") == last]
+    means = {}
+    for key in TRAINED:
+        known = [(updates, line[key]) for updates, line in epoch if is_number(line.get(key))]
+        if total := sum(updates for updates, _ in known):
+            means[key] = sum(updates * value for updates, value in known) / total
+    return means
 
 
 def _curves(run: Run) -> dict[str, list[float]]:
@@ -150,3 +165,14 @@ def _curves(run: Run) -> dict[str, list[float]]:
         if lines:
             curves |= {x: [line["seconds"] for line in lines], y: [line[y] for line in lines]}
     return curves
+
+
+def _health(run: Run) -> dict[str, list[float | None]]:
+    known = [key for key in HEALTH if any(is_number(line.get(key)) for line in run.metrics)]
+    curves = {key: [_short(line.get(key)) for line in run.metrics] for key in known}
+    return {"updates": [line["step"] for line in run.metrics], **curves} if known else {}
+
+
+def _short(value: Any) -> float | None:
+    """Four digits are enough to look at."""
+    return float(f"{value:.4g}") if is_number(value) else None

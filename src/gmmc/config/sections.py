@@ -167,7 +167,7 @@ class SamplerConfig(Section):
     name: Literal["staged", "noise_injected", "sgld", "sgld_jem"] = "staged"
     steps: int = _number(20, at_least=1, at_most=1_000_000)  # τ
     alpha: float = _number(1 / 64, above=0, at_most=1e6)  # step on the summed unit energy
-    max_step: float = _number(0.0, at_least=0, at_most=2)  # most that a gradient moves a pixel; 0: any way
+    max_step: float = _number(0.0, at_least=0, at_most=2)  # most that a gradient moves a pixel; 0: no limit
     target_std: float = _number(0.001, at_least=0, at_most=1e6)  # z ~ N(μ_y′, target_std²·I)
     power: float = _number(0.5, at_least=0, at_most=1)  # of sgld: α_t = α·(1 + t)^−power
     noise: float = _number(0.01, at_least=0, at_most=100)  # of sgld_jem: std of the pixel noise

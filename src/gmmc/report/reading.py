@@ -84,11 +84,13 @@ def _read(path: Path, name: str) -> Run:
 def _state(path: Path, results: dict[str, Entry]) -> State:
     if not (path / CONFIG).is_file():
         return "measured"
-    # What was evaluated was finished; its weights may have stayed where it was trained.
-    if (path / MODEL).exists() or any("trained" in entry.conditions for entry in results.values()):
+    if (path / MODEL).exists():
         return "finished"
     if is_training(path):
         return "in progress"
+    # What was evaluated was finished; its weights may have stayed where it was trained.
+    if any("trained" in entry.conditions for entry in results.values()):
+        return "finished"
     return "diverged" if (path / LAST_GOOD).exists() else "stopped"
 
 

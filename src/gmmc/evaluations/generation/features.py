@@ -49,19 +49,19 @@ class FeatureNetwork:
     device: torch.device
     look: Look
 
-    def features(self, images: Tensor, what: str = "images") -> Tensor:
+    def features(self, images: Tensor, what: str = "images", *, silent: bool = False) -> Tensor:
         """(N, dim) float32 on the device, of uint8 images."""
-        return self.described(images, what, classes=False)[0]
+        return self.described(images, what, classes=False, silent=silent)[0]
 
     @torch.inference_mode()
     def described(
-        self, images: Tensor, what: str = "images", *, classes: bool = True
+        self, images: Tensor, what: str = "images", *, classes: bool = True, silent: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Features, and p(y|x) where there is a head."""
         size = BATCH.get(self.device.type, 16)
         found: list[Tensor] = []
         probabilities: list[Tensor] = []
-        with Progress(f"features of {what}", len(images)) as bar, full_float32():
+        with Progress(f"features of {what}", len(images), silent=silent) as bar, full_float32():
             for first in range(0, len(images), size):
                 part = images[first : first + size]
                 padded = torch.cat([part, part[-1:].expand(size - len(part), -1, -1, -1)])
