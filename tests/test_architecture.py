@@ -23,7 +23,7 @@ LAYERS = [
     {"objectives", "warm_start"},
     {"updating"},
     {"learner", "evaluations"},
-    {"rollback", "watching", "bench"},
+    {"rollback", "telling", "watching", "bench"},
     {"train"},
     {"report", "commands"},
     {"comparison"},

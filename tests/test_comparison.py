@@ -188,6 +188,18 @@ def test_a_run_that_trains_again_is_not_finished(base, tmp_path):
     assert found["conditions"]["runs"]["again"]["state"] == "in progress"
 
 
+def test_other_weights_under_the_same_path_are_told(base, tmp_path):
+    one, other = (
+        search_run(tmp_path / name, evaluated(trained={"start": {"sha256": 40 * name}}))
+        for name in ("a", "b")
+    )
+    found = compare([one, other], tmp_path / "out")
+    assert found["conditions"]["noise"].startswith("not known")
+    assert (
+        f"not the same for all runs: weights at the start: {10 * 'a'} (a); {10 * 'b'} (b)" in found["flags"]
+    )
+
+
 def test_starts_in_other_folders_are_other_starts(tmp_path):
     one, other = (
         search_run(tmp_path / name, evaluated(), train={"start": f"/{name}/start"}) for name in ("a", "b")
@@ -297,10 +309,12 @@ def test_noise_is_the_spread_between_runs_of_one_recipe(base, tmp_path):
     better = search_run(tmp_path / "better", evaluated(0.99, 3.0), train={"beta": 0.25, "seed": 1})
     told = compare([base, *seeds, better], tmp_path / "out")["conditions"]["noise"]
     words = "base, seed-1 and seed-2 differ in the seed alone"
-    assert told == f"{words}: accuracy 0.4%, FID fresh 2.00, FID buffer 1.80"
+    own = "(each ±0.7% by its number of images)"
+    assert told == f"{words}: accuracy 0.4% {own}, FID fresh 2.00, FID buffer 1.80"
     again = search_run(tmp_path / "again", evaluated())
     told = compare([base, again], tmp_path / "out")["conditions"]["noise"]
-    assert told == "base and again differ in nothing: accuracy 0.0%, FID fresh 0.00, FID buffer 0.00"
+    words = "base and again differ in nothing"
+    assert told == f"{words}: accuracy 0.0% {own}, FID fresh 0.00, FID buffer 0.00"
     told = compare([base, better], tmp_path / "out")["conditions"]["noise"]
     assert told == "not known: no other run has the recipe of base, but for the seed"
 
@@ -385,7 +399,9 @@ def test_bad_input_is_refused_in_one_line(base, tmp_path):
             out,
             f"{broken / 'config.toml'}: unknown key 'betta' in [train]; did you mean 'beta'?",
         ),
-        ([base], base, f"--out must be a folder of its own, got the run folder '{base}'"),
+        ([base], base, f"--out must be a folder of its own, got '{base}', in a run folder"),
+        ([base], base / "cmp", f"--out must be a folder of its own, got '{base / 'cmp'}', in a run folder"),
+        ([base], tmp_path, f"--out must be a folder of its own, got '{tmp_path}', which holds the runs"),
         ([base], file, f"--out must be a folder, got the file '{file}'"),
         ([base], Path(), "--out must be a folder of its own, got the current one"),
     ):
@@ -407,9 +423,9 @@ def test_the_report_shows_it(base, tmp_path):
     page = page_of(out, out=tmp_path / "page.html")
     assert "comparison" in {attributes.get("id") for attributes in page.all("section")}
     words = page.words.replace("\u202f", " ")
-    assert "base: the baseline 92.0% 91.3–92.7%" in words
-    assert "other: train.beta 0.25 93.0% 92.3–93.7% 60.0 54.0 2.500 4.500 0.700 25.0% 0 40 200" in words
-    assert "unmeasured: train.ema 0.9 (finished but not evaluated) – – – 2.500" in words
+    assert "base: the baseline 200 92.0% 91.3–92.7%" in words
+    assert "other: train.beta 0.25 200 93.0% 92.3–93.7% 60.0 54.0 2.500 4.500 0.700 25.0% 0 40" in words
+    assert "unmeasured: train.ema 0.9 (finished but not evaluated) 200 – – – 2.500" in words
     assert "number of fresh chains: 10 000 (base); 500 (other)" in words
     assert "Chance: not known" in words
     assert any("data:image/" in image["src"] for image in page.all("img"))

@@ -198,7 +198,8 @@ class TestSmall:
     def test_auto_takes_it_for_grey_and_small_images(self, hurried):
         for data in (tiny_data(), tiny_data(channels=3, size=16)):
             network = find("auto", data, CPU)
-            assert network.name == "small CNN trained on the 64 training images, seed 0: not Inception"
+            trained_on = f"64 training images ({data.fingerprint[:8]})"
+            assert network.name == f"small CNN trained on the {trained_on}, seed 0: not Inception"
             assert "not of Inception" in network.doubt
 
     def test_is_the_same_every_time_and_leaves_randomness_alone(self, hurried):

@@ -92,7 +92,8 @@ def train(
         return
     gamma2 = "" if model.head.means is None else f": gamma2 = {model.head.gamma2.item():.4g}"
     print(f"{out / 'model.safetensors'}{gamma2}")
-    print(f"Next: gmmc evaluate {out}" + (f"   or   gmmc sample {out}" if model.can_sample else ""))
+    chosen = f"{out} validation" if cfg.train.start or cfg.train.fid_every else out  # a search goes on
+    print(f"Next: gmmc evaluate {chosen}" + (f"   or   gmmc sample {out}" if model.can_sample else ""))
 
 
 @app.command(

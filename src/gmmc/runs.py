@@ -297,7 +297,8 @@ def load(path: str | Path, device: str = "cpu") -> Classifier:
         model.reference = _take_reference(tensors)
         model.load_state_dict(tensors)
     except Damaged as error:
-        advice = "; the same `gmmc train` command restores it" if (file.parent / CONFIG).is_file() else ""
+        restorable = file.name == MODEL and (file.parent / CONFIG).is_file()
+        advice = "; the same `gmmc train` command restores it" if restorable else ""
         raise InputError(f"{error}{advice}") from None
     except (KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from gmmc import data as data_sources
-from gmmc import health, rollback, runs
+from gmmc import health, rollback, runs, telling
 from gmmc.checks import check
 from gmmc.config import Config
 from gmmc.data import Dataset
@@ -31,8 +31,6 @@ from gmmc.watching import Watch
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-FEW_UPDATES = 300  # fewer and a small folder of photos has hardly been looked at
 
 
 def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifier:
@@ -142,15 +140,11 @@ class Loop:
                 if lost > 0:
                     place = folder.path / runs.METRICS
                     self.bar.say(f"{place} has lost {lost} of its lines; training is not affected")
-            self.bar.say(
-                f"resuming {folder.path} at update {learner.step} of {self.plan.total}{moved(state, learner)}"
-            )
-        elif self.plan.total < FEW_UPDATES:
-            images, batch = len(learner.data.train), learner.batch_size
-            self.bar.say(
-                f"{images} training images in batches of {batch} make {self.plan.total} updates in all: if "
-                "these are too few, raise the epochs or lower train.batch_size"
-            )
+            where = f"update {learner.step} of {self.plan.total}"
+            self.bar.say(f"resuming {folder.path} at {where}{telling.moved(state, learner)}")
+        else:
+            for line in telling.beginning(learner):
+                self.bar.say(line)
         self.good = [learner.state()]  # at most two: the last good states
         self.accuracy, self.measured_on = 1.0, ""  # of the last line
         self.saved_step = learner.step
@@ -187,7 +181,7 @@ class Loop:
                 self.save()
             if stop:
                 self.interrupt()
-        return describe(line)
+        return telling.describe(line)
 
     def remember(self) -> None:
         """Keep the last two good states of this phase."""
@@ -262,21 +256,6 @@ class Loop:
         )
 
 
-def moved(state: State, learner: Learner) -> str:
-    """What is different from the processes that wrote the state."""
-    parts = []
-    if state.info["device"] != learner.device.type:
-        parts.append(f", begun on {state.info['device']}")
-    before = state.info.get("precision", learner.cfg.train.precision)  # older states do not say
-    if before != learner.precision:
-        parts.append(f", now in {learner.precision} instead of {before}")
-    if state.info["processes"] != learner.fabric.world_size:
-        count = learner.fabric.world_size
-        noun = "process" if count == 1 else "processes"
-        parts.append(f", with {count} {noun} instead of {state.info['processes']}")
-    return "".join(parts)
-
-
 def load_finished(folder: RunFolder, data: Dataset, device: torch.device) -> Classifier | None:
     """The model of a training that had reached its end; None when there is none or it is damaged."""
     path = folder.path / runs.MODEL
@@ -329,23 +308,3 @@ def signals(handlers: dict[signal.Signals, Any]) -> Iterator[dict[signal.Signals
     finally:
         for signum, handler in old.items():
             signal.signal(signum, handler)
-
-
-def describe(line: dict) -> str:
-    """A metrics line for people; what matters most comes first, where a narrow terminal cuts it."""
-    parts = [f"real {line['real_energy']:.3g}"]
-    if "sampled_energy" in line:
-        parts.append(f"sampled {line['sampled_energy']:.3g}")
-    if "valid_accuracy" in line:
-        parts.append(f"valid {line['valid_accuracy']:.1%}")
-    else:
-        parts.append(f"train {line['accuracy']:.1%}")
-    if "buffer_fid" in line:
-        parts.append(f"FID of the buffer {line['buffer_fid']:.1f}")
-    if "force_ratio" in line:
-        parts.append(f"R {line['force_ratio']:.2f}")
-    if "rollbacks" in line:
-        parts.append(f"rollbacks {line['rollbacks']}")
-    if line.get("bounded", 0) > 0.005:
-        parts.append(f"bounded {line['bounded']:.0%}")
-    return "  ".join(parts)

@@ -1,6 +1,7 @@
 """Training that begins with the weights of another run instead of random ones: `train.start`."""
 
 import dataclasses
+import hashlib
 from pathlib import Path
 
 from gmmc import records, runs
@@ -21,6 +22,7 @@ def load_start(cfg: Config, data: Dataset) -> Classifier | None:
         metrics = records.read_metrics(Path(cfg.train.start))
     except InputError as error:
         raise InputError(f"train.start must be a finished run or a model file: {error}") from None
+    start.trained["sha256"] = sha256_of(start)
     if metrics:
         start.trained["seconds"] = metrics[-1].get("seconds", 0.0)
     _check_fit(start, cfg, data)
@@ -46,6 +48,15 @@ def _check_fit(start: Classifier, cfg: Config, data: Dataset) -> None:
             )
 
 
+def sha256_of(model: Classifier) -> str:
+    """Of all its weights: two starts of the same path need not be the same."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 def take_over(model: Classifier, start: Classifier) -> None:
     """Its network, and what its head has learned; priors and starts of chains are those of the new data."""
     model.backbone.load_state_dict(start.backbone.state_dict())
@@ -55,5 +66,5 @@ def take_over(model: Classifier, start: Classifier) -> None:
 
 def told(start: Classifier) -> dict[str, object]:
     """What a model remembers of the one that it came from."""
-    facts = ("updates", "seconds", "weights", "commit", "data_sha256")
+    facts = ("sha256", "updates", "seconds", "weights", "commit")
     return {name: start.trained[name] for name in facts if name in start.trained}

@@ -12,7 +12,7 @@ from typing import Any
 from gmmc import __version__, printing
 from gmmc.atomic import write_atomic
 from gmmc.comparison import fairness, picture
-from gmmc.comparison.rows import Row, rows_of, settings, without_folder
+from gmmc.comparison.rows import NOT_EVALUATED, Row, rows_of, settings, without_folder
 from gmmc.errors import InputError
 from gmmc.records import CONFIG, write_results
 from gmmc.report.comparison import COLUMNS, PICTURE, differences, written
@@ -28,7 +28,7 @@ NOT_SHARED = {"trained", "settings", "commit", "hardware", "gmmc", "torch"}
 def compare(folders: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
     """Compare with the first; the entry that results.json in `out` holds then, beside the picture."""
     out = Path(out)
-    _check_out(out)
+    _check_out(out, folders)
     runs = _read(folders, out)
     rows = rows_of(runs)
     drawn = picture.draw(rows)
@@ -46,13 +46,15 @@ def compare(folders: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
     return entry
 
 
-def _check_out(out: Path) -> None:
+def _check_out(out: Path, folders: Sequence[str | Path]) -> None:
     if out == Path():
         raise InputError("--out must be a folder of its own, got the current one")
+    if out.resolve() in [Path(folder).resolve().parent for folder in folders]:
+        raise InputError(f"--out must be a folder of its own, got {str(out)!r}, which holds the runs")
     if out.exists() and not out.is_dir():
         raise InputError(f"--out must be a folder, got the file {str(out)!r}")
-    if (out / CONFIG).exists():
-        raise InputError(f"--out must be a folder of its own, got the run folder {str(out)!r}")
+    if any((folder / CONFIG).exists() for folder in (out, *out.resolve().parents)):
+        raise InputError(f"--out must be a folder of its own, got {str(out)!r}, in a run folder")
 
 
 def _read(folders: Sequence[str | Path], out: Path) -> list[Run]:
@@ -114,6 +116,10 @@ def show(entry: dict[str, Any]) -> None:
     headings = [heading for heading, _ in COLUMNS.values()]
     printing.print_table(["run", "what differs", *headings], rows, words=2)
     print(f"\nnoise: {entry['conditions']['noise']}")
+    if missing := [
+        name for name, told in entry["conditions"]["runs"].items() if told["state"] == NOT_EVALUATED
+    ]:
+        print(f"to fill in {', '.join(missing)}: gmmc evaluate RUN validation")
     for flag in entry["flags"]:
         print(f"! {flag}")
 

@@ -34,7 +34,7 @@ EQUAL_TIME = 0.1  # within this share of the baseline's
 
 def noise(rows: Sequence[Row]) -> str:
     """The spread between runs of one recipe: a change that brought less may have brought nothing."""
-    same = [row for row in rows if not row.changes or _repeats(row)]
+    same = [row for row in rows if _same(row, rows[0]) or _repeats(row)]
     if len(same) < 2:
         return f"not known: no other run has the recipe of {rows[0].name}, but for the seed"
     names = f"{', '.join(row.name for row in same[:-1])} and {same[-1].name}"
@@ -43,8 +43,22 @@ def noise(rows: Sequence[Row]) -> str:
     for column in ("valid_accuracy", "fresh_fid", "buffer_fid"):
         values = [row.values[column] for row in same if column in row.values]
         if len(values) > 1:
-            spreads.append(f"{COLUMNS[column][0]} {written(column, max(values) - min(values))}")
+            spread = written(column, max(values) - min(values))
+            ends = [row.intervals[column] for row in same if column in row.intervals]
+            half = max(((high - low) / 2 for low, high in ends), default=None)
+            own = "" if half is None else f" (each ±{written(column, half)} by its number of images)"
+            spreads.append(f"{COLUMNS[column][0]} {spread}{own}")
     return f"{names} differ in {what}: {', '.join(spreads) or 'not evaluated yet'}"
+
+
+def _same(row: Row, first: Row) -> bool:
+    return not row.changes and _start(row) == _start(first)
+
+
+def _start(row: Row) -> str | None:
+    """A hash of the weights that it began with: a path may hold others by now."""
+    start = (row.conditions.get("trained") or {}).get("start")
+    return start.get("sha256") if isinstance(start, dict) else None
 
 
 def _repeats(row: Row) -> bool:
@@ -55,6 +69,7 @@ def _repeats(row: Row) -> bool:
 def doubts(rows: Sequence[Row]) -> list[str]:
     told = {words: {row.name: _found(row, key) for row in rows} for key, words in SAME.items()}
     watched = [row for row in rows if "buffer_fid" in row.curves]
+    told["weights at the start"] = {row.name: (_start(row) or "")[:10] for row in rows}
     told["buffer images of a point of the FID curve"] = {row.name: row.fid_images for row in watched}
     flags = [
         f"not the same for all runs: {words}: {groups}" for words in told if (groups := _groups(told[words]))
@@ -94,6 +109,6 @@ def _unequal_times(rows: Sequence[Row]) -> list[str]:
     if not first:
         return []
     far = [
-        f"{name} {seconds:.0f} s" for name, seconds in times.items() if abs(seconds / first - 1) > EQUAL_TIME
+        f"{name} {seconds:.3g} s" for name, seconds in times.items() if abs(seconds / first - 1) > EQUAL_TIME
     ]
-    return [f"not at equal time: {rows[0].name} {first:.0f} s, {', '.join(far)}"] if far else []
+    return [f"not at equal time: {rows[0].name} {first:.3g} s, {', '.join(far)}"] if far else []

@@ -197,7 +197,8 @@ def label(axes: Axes, lines: Sequence[Line]) -> None:
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-",
-                "color": line.colour,
+                "color": LIGHT[SOFT],  # and dotted: not to be taken for a curve
+                "linestyle": ":",
                 "linewidth": 0.9,
                 "shrinkA": 2,
                 "shrinkB": 5,

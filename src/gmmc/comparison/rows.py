@@ -13,6 +13,7 @@ from gmmc.records import CONFIG
 from gmmc.report.reading import Run
 
 EVALUATION = "validation"
+NOT_EVALUATED = "finished but not evaluated"
 # Columns that `gmmc evaluate RUN validation` fills, and those that the last epoch of the training does.
 EVALUATED = {"valid_accuracy": "top1", "fresh_fid": "fresh/fid", "buffer_fid": "buffer/fid"}
 TRAINED = ("real_energy", "sampled_energy", "force_ratio", "bounded")
@@ -63,7 +64,7 @@ def _row(run: Run, first: Settings) -> Row:
     cfg = _recipe(run)
     return Row(
         name=run.name,
-        state=run.state if evaluation or run.state != "finished" else "finished but not evaluated",
+        state=run.state if evaluation or run.state != "finished" else NOT_EVALUATED,
         seed=cfg.train.seed,
         changes=changes(first, settings(run)),
         fid_images=min(cfg.train.fid_images, cfg.buffer.size // (cfg.train.devices * cfg.train.nodes)),

@@ -17,6 +17,7 @@ def rounded(value: float) -> str:
 
 # Of results.json, run/column: its heading, and how its numbers are written.
 COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "seconds": ("seconds", rounded),
     "valid_accuracy": ("accuracy", partial(percent, digits=1)),
     "fresh_fid": ("FID fresh", score),
     "buffer_fid": ("FID buffer", score),
@@ -26,7 +27,6 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "bounded": ("bounded", partial(percent, digits=1)),
     "rollbacks": ("rollbacks", plain),
     "updates": ("updates", plain),
-    "seconds": ("seconds", rounded),
 }
 PICTURE = "comparison.png"
 ALT = "FID and accuracy on validation images against the seconds of training, a line per run."

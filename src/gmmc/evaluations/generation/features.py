@@ -98,7 +98,10 @@ def small(data: Dataset, device: torch.device) -> FeatureNetwork:
         features, logits = network(to_signed(images))
         return features, logits.softmax(1) if classes else None
 
-    name = f"small CNN trained on the {len(data.train):,} training images, seed {small_features.SEED}"
+    trained_on = (
+        f"{len(data.train):,} training images ({data.fingerprint[:8]})"  # another split, another network
+    )
+    name = f"small CNN trained on the {trained_on}, seed {small_features.SEED}"
     return FeatureNetwork(
         name=f"{name}: not Inception",
         key="",

@@ -1,0 +1,57 @@
+"""What a training tells people of itself, in words."""
+
+from collections.abc import Iterator
+
+from gmmc.learner import Learner
+from gmmc.runs import State
+
+FEW_UPDATES = 300  # fewer and a small folder of photos has hardly been looked at
+
+
+def beginning(learner: Learner) -> Iterator[str]:
+    """What one may not expect of a training that begins."""
+    cfg, total = learner.cfg, learner.plan.total
+    if learner.start:
+        more = cfg.discriminative.epochs
+        rest = f"; {more} discriminative epochs follow, discriminative.epochs=0 leaves them out"
+        yield f"beginning with the weights of {cfg.train.start}{rest if more else ''}"
+    if total < FEW_UPDATES:
+        yield (
+            f"{len(learner.data.train)} training images in batches of {learner.batch_size} make {total} "
+            "updates in all: if these are too few, raise the epochs or lower train.batch_size"
+        )
+
+
+def moved(state: State, learner: Learner) -> str:
+    """What is different from the processes that wrote the state."""
+    parts = []
+    if state.info["device"] != learner.device.type:
+        parts.append(f", begun on {state.info['device']}")
+    before = state.info.get("precision", learner.cfg.train.precision)  # older states do not say
+    if before != learner.precision:
+        parts.append(f", now in {learner.precision} instead of {before}")
+    if state.info["processes"] != learner.fabric.world_size:
+        count = learner.fabric.world_size
+        noun = "process" if count == 1 else "processes"
+        parts.append(f", with {count} {noun} instead of {state.info['processes']}")
+    return "".join(parts)
+
+
+def describe(line: dict) -> str:
+    """A metrics line for people; what matters most comes first, where a narrow terminal cuts it."""
+    parts = [f"real {line['real_energy']:.3g}"]
+    if "sampled_energy" in line:
+        parts.append(f"sampled {line['sampled_energy']:.3g}")
+    if "valid_accuracy" in line:
+        parts.append(f"valid {line['valid_accuracy']:.1%}")
+    else:
+        parts.append(f"train {line['accuracy']:.1%}")
+    if "buffer_fid" in line:
+        parts.append(f"FID of the buffer {line['buffer_fid']:.1f}")
+    if "force_ratio" in line:
+        parts.append(f"R {line['force_ratio']:.2f}")
+    if "rollbacks" in line:
+        parts.append(f"rollbacks {line['rollbacks']}")
+    if line.get("bounded", 0) > 0.005:
+        parts.append(f"bounded {line['bounded']:.0%}")
+    return "  ".join(parts)
