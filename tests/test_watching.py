@@ -6,10 +6,16 @@ import torch
 from conftest import tiny_config, tiny_data
 from gmmc import runs
 from gmmc.errors import InputError
-from gmmc.evaluations.generation import features
+from gmmc.evaluations.generation import features, small_features
 from gmmc.evaluations.generation.buffered import evenly, read_buffer
 from gmmc.evaluations.generation.similarity import Gaussian, frechet
 from gmmc.train import train
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch):
+    """A feature network is enough, a good one is not needed."""
+    monkeypatch.setattr(small_features, "UPDATES", 5)
 
 
 def watched(every: int, **sections):
