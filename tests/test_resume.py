@@ -202,7 +202,13 @@ def wait_for_lines(out, count, process):
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow),
+    ],
+)
 def test_interrupting_saves_says_so_and_resumes(tmp_path, recipe, whole, number):
     process = start(tmp_path / "run", recipe)
     wait_for_lines(tmp_path / "run", 15, process)
