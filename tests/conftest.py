@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from gmmc import config
+from gmmc import config, runs
+from gmmc import data as data_sources
 from gmmc.data import Dataset, LabelledImages
+from gmmc.evaluations.generation import small_features
 from gmmc.learner import Learner
 from gmmc.models import Classifier
 from gmmc.processes import build_fabric
@@ -55,6 +57,19 @@ def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "tiny"
     train(tiny_config(train={"batch_size": 128}, buffer={"size": 200}), out)
     return out
+
+
+@pytest.fixture(scope="session")
+def digits(run):
+    """The model of that run and its data."""
+    model = runs.load(run)
+    return model, data_sources.load(model.cfg.data, model.cfg.train.seed)
+
+
+@pytest.fixture
+def hurried(monkeypatch):
+    """A feature network of its own is enough, a good one is not needed."""
+    monkeypatch.setattr(small_features, "UPDATES", 40)
 
 
 def make_model(classes: int = 3, seed: int = 0, shape=(1, 8, 8), **sections) -> Classifier:

@@ -191,10 +191,6 @@ class TestInception:
 
 
 class TestSmall:
-    @pytest.fixture
-    def hurried(self, monkeypatch):
-        monkeypatch.setattr(small_features, "UPDATES", 10)
-
     def test_auto_takes_it_for_grey_and_small_images(self, hurried):
         for data in (tiny_data(), tiny_data(channels=3, size=16)):
             network = find("auto", data, CPU)

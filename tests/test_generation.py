@@ -8,8 +8,6 @@ import pytest
 import torch
 
 from conftest import make_model, tiny_data
-from gmmc import data as data_sources
-from gmmc import runs
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.errors import InputError
@@ -32,15 +30,7 @@ FEW = EvaluateConfig(generated=30, generated_by_steps=20, generation_steps=(4, 2
 METRICS = {"fid", "kid", "precision", "recall", "density", "coverage", "inception_score"}
 
 
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    monkeypatch.setattr(small_features, "UPDATES", 40)
-
-
-@pytest.fixture(scope="module")
-def digits(run):
-    model = runs.load(run)
-    return model, data_sources.load(model.cfg.data, model.cfg.train.seed)
+pytestmark = pytest.mark.usefixtures("hurried")
 
 
 def metrics_of(values, protocol):

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from conftest import make_model, tiny_config
-from gmmc import data as data_sources
-from gmmc import evaluations, runs
+from gmmc import evaluations
 from gmmc.cli import main
 from gmmc.commands import evaluate_run
 from gmmc.config import EvaluateConfig
@@ -32,15 +31,7 @@ FEW = EvaluateConfig(generated=40, generated_by_steps=0)
 VALUES = ["top1", "fresh/fid", "fresh/kid", "buffer/fid", "buffer/kid"]
 
 
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch):
-    monkeypatch.setattr(small_features, "UPDATES", 40)
-
-
-@pytest.fixture(scope="module")
-def digits(run):
-    model = runs.load(run)
-    return model, data_sources.load(model.cfg.data, model.cfg.train.seed)
+pytestmark = pytest.mark.usefixtures("hurried")
 
 
 @pytest.fixture
@@ -196,7 +187,7 @@ class TestBadInput:
         ],
     )
     def test_is_refused_before_the_work(self, model, data, changes, message, monkeypatch):
-        monkeypatch.setattr(validation, "batched", None)
+        monkeypatch.setattr(validation, "logits_of", None)
         with pytest.raises(InputError, match=message):
             evaluate(model, data, EvaluateConfig(**changes))
 

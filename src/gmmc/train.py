@@ -44,6 +44,8 @@ def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifi
     fabric = build_fabric(cfg.train)
     folder = RunFolder(out)
     start = None if folder.begun else load_start(cfg, data)
+    watched = cfg.train.fid_every and cfg.samples and is_leader()
+    watch = Watch(cfg, data, fabric.device) if watched else None
     with folder.opened_for(cfg) if is_leader() else nullcontext():
         finished = load_finished(folder, data, fabric.device)
         if finished:
@@ -56,8 +58,6 @@ def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifi
         state = loaded or load_state(folder, data, fabric)  # the leader's look came first: all find the same
         if state[0] is None and start is None:  # what there was to go on with was of no use
             start = load_start(cfg, data)
-        watched = cfg.train.fid_every and cfg.samples and is_leader()
-        watch = Watch(cfg, data, fabric.device) if watched else None
         learner = Learner(cfg, data, fabric, start)
         del start  # it would take up memory for the whole training
         total = learner.plan.work(learner.plan.total)

@@ -1,7 +1,6 @@
 """Training that begins with the weights of another run instead of random ones: `train.start`."""
 
 import dataclasses
-import hashlib
 from pathlib import Path
 
 from gmmc import records, runs
@@ -9,6 +8,7 @@ from gmmc.config import Config
 from gmmc.data import Dataset
 from gmmc.errors import InputError
 from gmmc.models import Classifier
+from gmmc.packing import pack
 
 BATCH_NORMS = {"batch", "batch_then_frozen"}  # which differ in when they learn, not in what
 
@@ -22,7 +22,8 @@ def load_start(cfg: Config, data: Dataset) -> Classifier | None:
         metrics = records.read_metrics(Path(cfg.train.start))
     except InputError as error:
         raise InputError(f"train.start must be a finished run or a model file: {error}") from None
-    start.trained["sha256"] = sha256_of(start)
+    # Two starts of the same path need not be the same.
+    start.trained["sha256"] = pack(start.state_dict(), {})[1]
     if metrics:
         start.trained["seconds"] = metrics[-1].get("seconds", 0.0)
     _check_fit(start, cfg, data)
@@ -46,15 +47,6 @@ def _check_fit(start: Classifier, cfg: Config, data: Dataset) -> None:
             raise InputError(
                 f"train.start must have the [model] of this recipe, model.{key.name}={new}, got {old}"
             )
-
-
-def sha256_of(model: Classifier) -> str:
-    """Of all its weights: two starts of the same path need not be the same."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def take_over(model: Classifier, start: Classifier) -> None:

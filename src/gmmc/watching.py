@@ -7,7 +7,7 @@ from gmmc.config import Config
 from gmmc.data import Dataset
 from gmmc.evaluations.generation import features
 from gmmc.evaluations.generation.buffered import as_files, evenly
-from gmmc.evaluations.generation.feature_cache import known_features
+from gmmc.evaluations.generation.feature_cache import training_features
 from gmmc.evaluations.generation.similarity import Gaussian, frechet
 
 
@@ -20,11 +20,7 @@ class Watch:
     def __init__(self, cfg: Config, data: Dataset, device: torch.device):
         self.every, self.images = cfg.train.fid_every, cfg.train.fid_images
         self.network = features.find(cfg.evaluate.features, data, device)
-        parts = [
-            known_features(self.network, split.images, f"{name} images")
-            for name, split in (("training", data.train), ("validation", data.valid))
-        ]
-        self.real = Gaussian.of(torch.cat(parts))
+        self.real = Gaussian.of(torch.cat(training_features(self.network, data)))
 
     def due(self, epoch: int, last: bool) -> bool:
         """`epoch`: how many generative epochs are done."""

@@ -221,7 +221,7 @@ class EvaluateConfig(Section):
     attacked: int = _number(0, at_least=0, at_most=1_000_000)  # test images; 0: as many as the preset says
     surrogate: str = ""  # a run whose adversarial images are tried on this model
     # generation, validation
-    features: str = "auto"  # of FID: inception, small or a TorchScript file; see evaluations/features.py
+    features: str = "auto"  # of FID: inception, small or a TorchScript file; see generation/features.py
     generated: int = _number(50_000, at_least=2, at_most=10_000_000)  # fresh chains
     generated_by_steps: int = _number(10_000, at_least=0, at_most=10_000_000)  # for each number of steps
     generation_steps: tuple[int, ...] = _number((100, 200, 400), at_least=1, at_most=1_000_000)  # to score at

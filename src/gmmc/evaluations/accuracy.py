@@ -18,9 +18,7 @@ from gmmc.scores import batched, check_finite
 
 def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
     labels, classes = data.test.labels, len(data.class_names)
-    with Progress("accuracy", len(labels)) as bar:
-        logits = batched(model, model, data.test.images, bar.update).cpu().double()
-    check_finite(logits)
+    logits = logits_of(model, data.test.images)
     predicted = logits.argmax(-1)
     hits = int((predicted == labels).sum())
     confusion = torch.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
@@ -45,6 +43,13 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
         flags=doubts(logits, nll),
         conditions=conditions(model, split="test", images=len(labels)),
     )
+
+
+def logits_of(model: nn.Module, images: Tensor) -> Tensor:
+    with Progress("accuracy", len(images)) as bar:
+        logits = batched(model, model, images, bar.update).cpu().double()
+    check_finite(logits)
+    return logits
 
 
 def doubts(logits: Tensor, nll: float) -> list[str]:

@@ -15,6 +15,7 @@ from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset, LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations import intervals
+from gmmc.evaluations.accuracy import logits_of
 from gmmc.evaluations.generation import (
     KID_PROTOCOL,
     SELECTION,
@@ -33,7 +34,7 @@ from gmmc.evaluations.generation import (
 )
 from gmmc.evaluations.generation.buffered import Buffer, evenly
 from gmmc.evaluations.generation.doubts import doubts_of_buffer, doubts_of_chains, doubts_of_counts
-from gmmc.evaluations.generation.feature_cache import known_features
+from gmmc.evaluations.generation.feature_cache import training_features
 from gmmc.evaluations.generation.features import FeatureNetwork
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
@@ -41,7 +42,6 @@ from gmmc.pictures import GRID_COLUMNS, grid
 from gmmc.pixels import as_unit
 from gmmc.progress import Progress
 from gmmc.runs import RunFolder
-from gmmc.scores import batched, check_finite
 
 
 def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFolder | None = None) -> Result:
@@ -78,10 +78,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFo
 
 
 def add_accuracy(scores: Scores, model: nn.Module, valid: LabelledImages) -> None:
-    with Progress("accuracy", len(valid)) as bar:
-        logits = batched(model, model, valid.images, bar.update).cpu()
-    check_finite(logits)
-    hits = int((logits.argmax(-1) == valid.labels).sum())
+    hits = int((logits_of(model, valid.images).argmax(-1) == valid.labels).sum())
     scores.add("top1", hits / len(valid), intervals.of_proportion(hits, len(valid)))
 
 
@@ -100,9 +97,7 @@ def generated_sets(
 def score(
     scores: Scores, sets: dict[str, LabelledImages], network: FeatureNetwork, data: Dataset, seed: int
 ) -> None:
-    train = known_features(network, data.train.images, "training images")
-    valid = known_features(network, data.valid.images, "validation images")
-    reference = Images(torch.cat([train, valid]))
+    reference = Images(torch.cat(training_features(network, data)))
     looked_at = {name: Images(network.features(part.images, f"{name} images")) for name, part in sets.items()}
     with Progress("scoring", len(sets)) as bar:
         for i, (name, images) in enumerate(looked_at.items()):

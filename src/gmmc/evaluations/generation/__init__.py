@@ -20,9 +20,9 @@ from gmmc.drawing import drawn
 from gmmc.errors import InputError
 from gmmc.evaluations import intervals
 from gmmc.evaluations.generation import features
-from gmmc.evaluations.generation.buffered import KEPT, Buffer, most_confident, read_buffer
+from gmmc.evaluations.generation.buffered import KEPT, Buffer, evenly, most_confident, read_buffer
 from gmmc.evaluations.generation.doubts import doubts
-from gmmc.evaluations.generation.feature_cache import known_features
+from gmmc.evaluations.generation.feature_cache import known_features, training_features
 from gmmc.evaluations.generation.features import FeatureNetwork
 from gmmc.evaluations.generation.memorisation import Memorisation, compare
 from gmmc.evaluations.generation.similarity import (
@@ -95,8 +95,7 @@ def evaluate(
     """The run folder, if any, holds the replay buffer, and meanwhile the chains drawn so far."""
     check(model, data, cfg)
     network = features.find(cfg.features, data, model.device)
-    train = known_features(network, data.train.images, "training images")
-    valid = known_features(network, data.valid.images, "validation images")
+    train, valid = training_features(network, data)
     test = look_at_test(network, data)
     buffer, missing = find_buffer(folder, model)
     work = folder.work("generation") if folder else None
@@ -263,8 +262,8 @@ def draw_pictures(
     fresh: Tensor, buffer: Buffer | None, found: Memorisation, data: Dataset, seed: int
 ) -> dict[str, Image]:
     shown = {"generation/nearest.png": found.picture(fresh, data.train.images, seed)}
-    if buffer:  # evenly spaced: its classes lie one after the other
-        places = torch.linspace(0, len(buffer) - 1, min(GRID_COLUMNS**2, len(buffer))).round().long()
+    if buffer:
+        places = evenly(len(buffer), GRID_COLUMNS**2)
         shown["generation/buffer.png"] = grid(as_unit(buffer.images[places]), GRID_COLUMNS)
     return shown
 

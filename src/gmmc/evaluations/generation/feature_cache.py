@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gmmc.atomic import write_atomic
-from gmmc.data import cache
+from gmmc.data import Dataset, cache
 from gmmc.evaluations.generation.features import FeatureNetwork
 from gmmc.packing import Damaged, pack, unpack
 from gmmc.progress import Progress
@@ -40,6 +40,12 @@ def known_features(network: FeatureNetwork, images: Tensor, what: str) -> Tensor
     unsorted = torch.empty_like(found)
     unsorted[order] = found
     return unsorted.to(network.device)
+
+
+def training_features(network: FeatureNetwork, data: Dataset) -> tuple[Tensor, Tensor]:
+    """Of the training and of the validation images; together they are what FID is measured against."""
+    train = known_features(network, data.train.images, "training images")
+    return train, known_features(network, data.valid.images, "validation images")
 
 
 def _folder() -> Path:
