@@ -87,7 +87,8 @@ def test_overrides_reach_every_kind_of_value():
         ("data.name=3", "data.name must be a string, got 3"),
         ("beta=1", "an override must look like section.key=value, got 'beta=1'"),
         ("train.beta", "an override must look like section.key=value"),
-        ("buffer.size=10", "buffer.size must be at least train.batch_size=64, got buffer.size=10"),
+        ("buffer.size=10", "buffer.size must be at least the chains of an update, 64, got buffer.size=10"),
+        ("buffer.chains=65", "buffer.chains must be at most train.batch_size=64, got buffer.chains=65"),
     ],
 )
 def test_bad_values_are_refused_in_one_line(override, message):

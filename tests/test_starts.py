@@ -1,5 +1,7 @@
+import numpy as np
 import pytest
 import torch
+from scipy.fft import dctn
 
 from conftest import tiny_data
 from gmmc.sampling import BatchNoise, SeededNoise
@@ -40,13 +42,45 @@ def test_with_enough_directions_the_law_is_that_of_the_class(rank):
         assert torch.allclose(torch.cov(x.T), expected, atol=0.05 * expected.abs().max().item())
 
 
-def test_with_few_directions_each_pixel_keeps_its_variance():
+@pytest.mark.parametrize(("rank", "detail"), [(3, 0), (3, 4), (64, 4), (1, 1), (5, 100)])
+def test_with_few_directions_each_cosine_keeps_its_variance(rank, detail):
+    """By scipy's DCT: the law of a start is that of the class but for correlations it has no room for."""
     images = dim_images()
-    start = GaussianStart((1, 8, 8), 2, rank=3)
+    start = GaussianStart((1, 8, 8), 2, rank, detail)
     start.fit(images)
-    pixels = images.images[images.labels == 1].float().flatten(1) / 127.5 - 1
-    x = start(torch.ones(40_000, dtype=torch.long), noise(40_000)).flatten(1)
-    assert torch.allclose(x.var(0), pixels.var(0), rtol=0.05)
+    pixels = images.images[images.labels == 1].double() / 127.5 - 1
+    x = start(torch.ones(40_000, dtype=torch.long), noise(40_000))
+    drawn, real = (dctn(i.numpy(), axes=(1, 2, 3), norm="ortho") for i in (x, pixels))
+    assert drawn.var(0) == pytest.approx(real.var(0, ddof=1), rel=0.06)
+    side = detail or 8
+    expected = real.mean(0)[:, :side, :side]
+    assert drawn.mean(0)[:, :side, :side] == pytest.approx(expected, abs=5 * real.std(0).max() / 200)
+
+
+def test_coarse_cosines_keep_their_covariance():
+    images = dim_images()
+    start = GaussianStart((1, 8, 8), 2, rank=9, detail=3)
+    start.fit(images)
+    pixels = images.images[images.labels == 0].double() / 127.5 - 1
+    x = start(torch.zeros(40_000, dtype=torch.long), noise(40_000))
+    drawn, real = (dctn(i.numpy(), axes=(2, 3), norm="ortho")[:, 0, :3, :3] for i in (x, pixels))
+    expected = np.cov(real.reshape(-1, 9).T)
+    assert np.cov(drawn.reshape(-1, 9).T) == pytest.approx(expected, abs=0.04 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 12), (2, 8, 11)])
+def test_cosines_there_and_back(shape):
+    start = GaussianStart(shape, 2, 4, 3)
+    x = torch.rand(5, *shape)
+    c = start._transformed(x, inverse=False)
+    assert c.numpy() == pytest.approx(dctn(x.numpy(), axes=(1, 2, 3), norm="ortho"), abs=1e-5)
+    assert torch.allclose(start._transformed(c, inverse=True), x, atol=1e-5)
+
+
+def test_it_is_small():
+    """A start for CIFAR-10 that a shipped model has room for."""
+    start = GaussianStart((3, 32, 32), 10, 24, 8)
+    assert sum(t.numel() for t in start.state_dict().values()) * 2 < 160_000  # bytes in bf16
 
 
 def test_a_class_of_one_image_starts_there():

@@ -9,6 +9,8 @@ from conftest import make_learner, tiny_config, tiny_data
 from gmmc import core, runs
 from gmmc.backbones import batch_norms
 from gmmc.errors import InputError
+from gmmc.pixels import to_signed
+from gmmc.schedule import Plan
 from gmmc.train import train
 
 
@@ -122,6 +124,13 @@ def test_metrics_tell_the_story(tmp_path, data):
         assert ("valid_accuracy" in line) == (line["step"] % 4 == 0)
 
 
+@pytest.mark.parametrize(("every", "epochs"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])
+def test_validation_after_some_epochs_and_the_last(tmp_path, data, every, epochs):
+    cfg = tiny_config(train={"valid_every": every}, generative={"epochs": 4})
+    train(cfg, tmp_path / "run", data)
+    assert [line["epoch"] for line in lines(tmp_path / "run") if "valid_accuracy" in line] == epochs
+
+
 def test_logged_energies_are_means_over_the_interval(data):
     learner = make_learner(tiny_config(discriminative={"epochs": 0}), data)
     expected = []
@@ -150,6 +159,10 @@ def test_logged_energies_are_means_over_the_interval(data):
         ({"buffer": {"labels": "batch"}}, "buffer.labels=batch needs a whole batch of 16 among the chains"),
         ({"train": {"devices": 3}}, "train.batch_size must be a multiple of the 3 processes, got 16"),
         ({"train": {"devices": 16}}, "buffer.size must be a multiple of the 16 processes, got 40"),
+        (
+            {"train": {"devices": 8}, "buffer": {"chains": 4}},
+            "buffer.chains must be a multiple of the 8 processes, got 4",
+        ),
         ({"train": {"devices": 20}}, "train.nodes, must be at most the 16 images of a batch, got 20"),
     ],
 )
@@ -287,6 +300,74 @@ def test_contrast_images_are_the_same_ones_augmented_otherwise(data):
     found = [(originals == row).all(1).nonzero().item() for row in clean.flatten(1)]
     assert torch.equal(data.train.labels[found], y)
     assert not torch.equal(x, clean)
+
+
+FEW_CHAINS = {"buffer": {"chains": 4, "labels": "batch", "size": 60}, "objective": {"name": "balanced"}}
+
+
+class TestFewerChainsThanImages:
+    def test_so_many_move_and_as_many_images_are_their_contrast(self, data):
+        learner = make_learner(tiny_config(discriminative={"epochs": 0}, **FEW_CHAINS), data)
+        now = learner.plan.at(0)
+        (x, y), contrast = learner._real_batch(now)
+        assert (len(x), len(y), len(contrast)) == (16, 16, 4)
+        assert torch.equal(learner._draw(y).labels, y[:4])
+        for done in range(1, 4):
+            learner.update()
+            assert learner.buffer.visits.sum() <= 4 * done  # a chain that starts anew counts from 1
+
+    @pytest.mark.parametrize("name", ["gmmc", "balanced"])
+    def test_as_many_as_images_is_the_default(self, data, name):
+        """Bit for bit; and fewer is something else."""
+        weights = []
+        for chains in (0, 16, 8):
+            cfg = tiny_config(buffer={"chains": chains}, objective={"name": name})
+            learner = make_learner(cfg, data)
+            for _ in range(6):
+                learner.update()
+            weights.append(torch.cat([p.flatten() for p in learner.model.parameters()]))
+        assert torch.equal(weights[0], weights[1])
+        assert not torch.equal(weights[0], weights[2])
+
+    def test_a_whole_training(self, tmp_path, data):
+        model = train(tiny_config(**FEW_CHAINS), tmp_path / "run", data)
+        assert model.sample(2).isfinite().all()
+
+    def test_an_update_costs_less(self):
+        few, many = (Plan(tiny_config(buffer={"chains": n}), 4) for n in (4, 0))
+        assert few.work(4) == many.work(4)  # discriminative
+        assert few.work(8) < many.work(8)
+
+
+class TestWeightsStoredInBf16:
+    def test_what_was_measured_is_what_is_loaded(self, tmp_path, data):
+        """γ², the fitted γ² and the threshold belong to the rounded weights."""
+        cfg = tiny_config(train={"weights": "bf16", "ema": 0.9}, buffer={"start": "gaussian"})
+        model = train(cfg, tmp_path / "run", data)
+        again = runs.load(tmp_path / "run")
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(again.state_dict()[name], tensor), name
+        assert {p.dtype for p in again.parameters()} == {torch.float32}
+        assert all(torch.equal(p, p.bfloat16().float()) for p in again.parameters())
+        x = data.test.images
+        assert torch.equal(model.logits(x), again.logits(x))
+        assert torch.equal(model.sample(3), again.sample(3))
+        assert torch.equal(model.answer(x).accepted, again.answer(x).accepted)
+        energies = again.head.unit_energy(again.backbone(to_signed(data.train.images)), data.train.labels)
+        assert again.head.gamma2.item() == pytest.approx(2 * energies.mean().item() / model.dim, rel=1e-4)
+
+    def test_it_takes_half_the_room(self, tmp_path, data):
+        size = {}
+        for weights in ("fp32", "bf16"):
+            train(tiny_config(train={"weights": weights}), tmp_path / weights, data)
+            size[weights] = (tmp_path / weights / "model.safetensors").stat().st_size
+        assert 0.45 < size["bf16"] / size["fp32"] < 0.6
+
+    def test_training_itself_is_not_rounded(self, tmp_path, data):
+        for weights in ("fp32", "bf16"):
+            train(tiny_config(train={"weights": weights}), tmp_path / weights, data)
+        one, other = (lines(tmp_path / weights) for weights in ("fp32", "bf16"))
+        assert [line["real_energy"] for line in one] == [line["real_energy"] for line in other]
 
 
 def test_class_gaussian_starts_reach_buffer_and_samples(tmp_path, data):

@@ -24,7 +24,9 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
     if processes > batch_size:
         rule = f"must be at most the {batch_size} images of a batch"
         raise InputError(f"the number of processes, train.devices × train.nodes, {rule}, got {processes}")
-    sizes = {"train.batch_size": batch_size} | ({"buffer.size": cfg.buffer.size} if cfg.samples else {})
+    sizes, chains = {"train.batch_size": batch_size}, min(cfg.chains, batch_size)
+    if cfg.samples:
+        sizes |= {"buffer.size": cfg.buffer.size, "buffer.chains": chains}
     for name, size in sizes.items():
         if size % processes:
             raise InputError(f"{name} must be a multiple of the {processes} processes, got {size}")
@@ -43,4 +45,4 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
     if cfg.samples and cfg.buffer.labels == "batch":
         uniform = torch.full((classes,), 1 / classes)
         priors = data.class_counts / len(data.train) if cfg.model.priors == "empirical" else uniform
-        check_quotas(cfg.buffer.size // processes, batch_size // processes, priors)
+        check_quotas(cfg.buffer.size // processes, chains // processes, priors)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from gmmc import core, engine, health, provenance, warm_start
+from gmmc import core, engine, health, provenance, runs, warm_start
 from gmmc.averaging import Average
 from gmmc.backbones import batch_norms, frozen_statistics, has_live_statistics
 from gmmc.buffer import Drawn, ReplayBuffer
@@ -47,6 +47,7 @@ class Learner:
         self.seed = cfg.train.seed
         self.batch_size = min(cfg.train.batch_size, len(data.train))  # of all processes
         self.share = self.batch_size // fabric.world_size
+        self.chains = min(cfg.chains, self.batch_size) // fabric.world_size
         self.plan = Plan(cfg, len(data.train) // self.batch_size)
         self.step = 0
         self.rollbacks = 0
@@ -151,7 +152,7 @@ class Learner:
                 norm.eval()
 
     def _real_batch(self, now: Moment) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """This process's rows of (x, y) ~ D, and where wanted the same images augmented for the contrast.
+        """This process's rows of (x, y) ~ D; where wanted the first of them augmented for the contrast.
 
         Batches go through the epoch's order; what does not fill a last one waits for another epoch. Every
         process augments all rows: then they do not depend on the number of processes.
@@ -166,18 +167,18 @@ class Learner:
         contrast = None
         if now.beta > 0 and self.cfg.objective.name != "gmmc":
             source = generator(self.seed, "contrast", self.step, device=self.device)
-            contrast = augment(clean, self.cfg.contrast, source)[mine]
+            contrast = augment(clean, self.cfg.contrast, source)[mine][: self.chains]
         labels = self.labels[index.to(self.device, non_blocking=True)]
         return (x, labels[mine]), contrast
 
     def _draw(self, real_labels: Tensor) -> Drawn:
         assert self.buffer is not None
-        labels = real_labels if self.cfg.buffer.labels == "batch" else None
-        return self.buffer.draw(self.share, self.source("chains", self.step), labels)
+        labels = real_labels[: self.chains] if self.cfg.buffer.labels == "batch" else None
+        return self.buffer.draw(self.chains, self.source("chains", self.step), labels)
 
     def move(self, drawn: Drawn, pace: float) -> Tensor:
         """x′_τ: the chains, τ steps further."""
-        noise = BatchNoise(self.share, self.source("targets", self.step))
+        noise = BatchNoise(self.chains, self.source("targets", self.step))
         sampler = dataclasses.replace(self.cfg.sampler, alpha=self.cfg.sampler.alpha * pace)
         walk = SAMPLERS[sampler.name](self.model.chains(drawn.labels, noise), sampler)
         assert self.mover is not None
@@ -245,6 +246,7 @@ class Learner:
     def finish(self) -> Classifier:
         """The model, with γ² over the whole training set, and what it needs to abstain."""
         model = self.best_model.eval()
+        model.load_state_dict(runs.stored_weights(model))  # all that follows is of these
         if model.head.means is not None:
             model.head.gamma2.fill_(self.estimate_gamma2(model))
         # Its own chains are to move as those it was trained with.

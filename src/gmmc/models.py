@@ -46,7 +46,8 @@ class Classifier(nn.Module):
             self.dim = self.backbone(torch.zeros(1, *shape)).shape[1]
         self.head = HEADS[cfg.model.head](classes, self.dim, cfg.model.scale, priors)
         gaussian = cfg.buffer.start == "gaussian" and cfg.samples
-        self.start = GaussianStart(shape, classes, cfg.buffer.rank) if gaussian else UniformStart(shape)
+        rank, detail = cfg.buffer.rank, cfg.buffer.detail
+        self.start = GaussianStart(shape, classes, rank, detail) if gaussian else UniformStart(shape)
 
     @property
     def device(self) -> torch.device:

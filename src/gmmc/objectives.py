@@ -46,7 +46,7 @@ class Terms:
     labels: Tensor
     head: Head
     real: Tensor  # E(x, y) of the same
-    contrast: Tensor | None  # E(x, y) of the same images as [contrast] augments them
+    contrast: Tensor | None  # E(x, y) of the first of these images as [contrast] augments them
     sampled: Tensor | None  # h(E(x′, y′)); None where β = 0
 
 
@@ -130,7 +130,7 @@ class Loss:
             labels=y,
             head=self.head,
             real=energy(features[0], y),
-            contrast=None if contrast is None else energy(features[1], y),
+            contrast=None if contrast is None else energy(features[1], y[: len(contrast)]),
             sampled=None if sampled_energies is None else self.shaped(sampled_energies),
         )
         loss = OBJECTIVES[self.cfg.name](terms, self.cfg, beta)

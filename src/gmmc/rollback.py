@@ -65,7 +65,7 @@ def best_alpha_pace(learner: Learner) -> float:
     """Of ever smaller α the one that brings a batch of chains furthest down."""
     assert learner.buffer is not None
     model = learner.model
-    drawn = learner.buffer.draw(learner.share, learner.source("trial", learner.step, learner.rollbacks))
+    drawn = learner.buffer.draw(learner.chains, learner.source("trial", learner.step, learner.rollbacks))
     best, lowest = learner.pace["alpha"], math.inf
     for trial in range(ALPHA_TRIALS):
         pace = learner.pace["alpha"] * learner.cfg.guard.slower**trial

@@ -265,14 +265,24 @@ def save_model(path: Path, model: Classifier) -> None:
         "shape": model.shape,
         "class_names": model.class_names,
     }
-    write_atomic(path, pack(model.state_dict() | _reference_tensors(model.reference), info)[0])
+    write_atomic(path, pack(stored_weights(model) | _reference_tensors(model), info)[0])
 
 
-def _reference_tensors(reference: Reference | None) -> dict[str, Tensor]:
-    if reference is None:
+def stored_weights(model: Classifier) -> dict[str, Tensor]:
+    """The state of the model as its recipe wants it stored; the head is small and stays as it is."""
+    state = model.state_dict()
+    if model.cfg.train.weights == "fp32":
+        return state
+    large = [name for name in state if not name.startswith("head.") and state[name].is_floating_point()]
+    return state | {name: state[name].bfloat16() for name in large}
+
+
+def _reference_tensors(model: Classifier) -> dict[str, Tensor]:
+    if model.reference is None:
         return {}
-    scores = {f"{REFERENCE}{name}": values for name, values in reference.scores.items()}
-    return {f"{REFERENCE}gamma2": torch.tensor(reference.gamma2, dtype=torch.float64), **scores}
+    dtype = torch.float64 if model.cfg.train.weights == "fp32" else torch.float32
+    scores = {f"{REFERENCE}{name}": values.to(dtype) for name, values in model.reference.scores.items()}
+    return {f"{REFERENCE}gamma2": torch.tensor(model.reference.gamma2, dtype=torch.float64), **scores}
 
 
 def _take_reference(tensors: dict[str, Tensor]) -> Reference | None:

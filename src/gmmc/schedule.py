@@ -39,6 +39,10 @@ class Plan:
         beta = self.cfg.train.beta * (min(1.0, (step + 1) / ramp) if ramp else 1.0)
         return Moment(epoch, phase, "generative", self._lr(phase, step), beta)
 
+    def validates_after(self, step: int) -> bool:
+        """Whether the epoch that ends there is one to validate after; the last always is."""
+        return step == self.total or (step // self.steps_per_epoch) % self.cfg.train.valid_every == 0
+
     def _lr(self, phase: PhaseConfig, step: int) -> float:
         return self._scheduled(phase, step) * (min(1.0, (step + 1) / phase.warmup) if phase.warmup else 1.0)
 
@@ -51,8 +55,9 @@ class Plan:
     def work(self, step: int) -> float:
         """Cost of the first `step` updates: passes forward and back, so that the time left is honest."""
         generative = max(0, step - self.discriminative)
-        # An update on two or three times the images, and per sampler step forward and back to the pixels: two
-        # thirds of an update, which also goes back to the weights.
-        images = 2 if self.cfg.objective.name == "gmmc" else 3
-        per_update = images + 2 / 3 * self.cfg.sampler.steps if self.cfg.samples else 1
+        # Of each chain there is an update on it, mostly one on a contrast image, and per sampler step forward
+        # and back to the pixels: two thirds of an update, which also goes back to the weights.
+        updates = 1 if self.cfg.objective.name == "gmmc" else 2
+        chains = min(1.0, self.cfg.chains / self.cfg.train.batch_size) if self.cfg.samples else 0.0
+        per_update = 1 + chains * (updates + 2 / 3 * self.cfg.sampler.steps)
         return step - generative + per_update * generative

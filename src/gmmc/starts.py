@@ -8,6 +8,8 @@ from gmmc.pixels import Shape, to_signed
 from gmmc.randomness import derived_seed
 from gmmc.sampling import BOX, Noise
 
+AXES = ("channel", "row", "column")
+
 
 class UniformStart(nn.Module):
     """x′_0 ~ U(−1, 1)."""
@@ -23,10 +25,13 @@ class UniformStart(nn.Module):
 
 
 class GaussianStart(nn.Module):
-    """x′_0 ~ N(mean, covariance) of the pixels of class y′, kept in the box.
+    """x′_0 ~ a Gaussian fitted to the pixels of class y′, kept in the box.
 
-    The covariance is held by its `rank` largest principal directions; what they leave of each pixel's
-    variance is added as independent noise. With rank ≥ number of pixels it is exact.
+    Images are written in cosines over channels, rows and columns (the DCT), which for natural images are
+    nearly independent. Among the `detail`·`detail` coarsest of each channel the covariance is held by its
+    `rank` largest principal directions; what they leave of each cosine's variance, and all of the finer ones'
+    variance, is added independently. It takes kilobytes, not megabytes; with detail = 0 (all cosines) and
+    rank ≥ number of pixels it is exact.
     """
 
     name = "Gaussian of the class's pixels"
@@ -34,33 +39,61 @@ class GaussianStart(nn.Module):
     directions: Tensor
     rest: Tensor
 
-    def __init__(self, shape: Shape, classes: int, rank: int):
+    def __init__(self, shape: Shape, classes: int, rank: int, detail: int = 0):
         super().__init__()
         self.shape = shape
-        pixels = shape[0] * shape[1] * shape[2]
-        self.register_buffer("mean", torch.zeros(classes, pixels))
-        self.register_buffer("directions", torch.zeros(classes, min(rank, pixels), pixels))
-        self.register_buffer("rest", torch.zeros(classes, pixels))
+        self.coarse = tuple(min(detail or size, size) for size in shape[1:])
+        numbers = shape[0] * self.coarse[0] * self.coarse[1]
+        self.register_buffer("mean", torch.zeros(classes, numbers))
+        self.register_buffer("directions", torch.zeros(classes, min(rank, numbers), numbers))
+        self.register_buffer("rest", torch.zeros(classes, *shape))
+        for axis, size in zip(AXES, shape, strict=True):
+            self.register_buffer(f"{axis}_cosines", cosines(size), persistent=False)
 
     @torch.no_grad()
     def fit(self, data: LabelledImages) -> None:
         classes, rank, _ = self.directions.shape
         for y in range(classes):
-            x = to_signed(data.images[data.labels == y].to(self.mean.device)).flatten(1)
-            self.mean[y] = x.mean(0)
-            deviations = (x - self.mean[y]) / max(1, len(x) - 1) ** 0.5
+            x = to_signed(data.images[data.labels == y].to(self.mean.device))
+            c = self._transformed(x, inverse=False)
+            coarse = self._coarse(c).flatten(1)
+            self.mean[y] = coarse.mean(0)
+            scale = max(1, len(x) - 1) ** 0.5
+            deviations = (coarse - self.mean[y]) / scale
             kept = min(rank, *deviations.shape)
             with torch.random.fork_rng([x.device] if x.is_cuda else []):
                 torch.manual_seed(derived_seed("directions", y))  # svd_lowrank draws its test vectors
                 _, size, directions = torch.svd_lowrank(deviations, q=kept, niter=4)
             self.directions[y, :kept] = (directions * size).mT
-            explained = self.directions[y].square().sum(0)
-            self.rest[y] = (deviations.square().sum(0) - explained).clamp(min=0).sqrt()
+            variance = ((c - c.mean(0)) / scale).square().sum(0)
+            self._coarse(variance).sub_(self.directions[y].square().sum(0).view(-1, *self.coarse))
+            self.rest[y] = variance.clamp(min=0).sqrt()
 
     def forward(self, labels: Tensor, noise: Noise) -> Tensor:
         along = noise.normal(self.directions.shape[1])
-        beside = noise.normal(self.mean.shape[1])
-        x = self.mean[labels] + self.rest[labels] * beside
+        c = self.rest[labels] * noise.normal(*self.shape)
+        coarse = self.mean[labels]
         for y in range(len(self.mean)):  # one product per class: a gathered batch of matrices would be huge
-            x = x + (labels == y).unsqueeze(1) * (along @ self.directions[y])
-        return x.clamp(*BOX).unflatten(1, self.shape)
+            coarse = coarse + (labels == y).unsqueeze(1) * (along @ self.directions[y])
+        self._coarse(c).add_(coarse.unflatten(1, (-1, *self.coarse)))
+        return self._transformed(c, inverse=True).clamp(*BOX)
+
+    def _coarse(self, c: Tensor) -> Tensor:
+        return c[..., : self.coarse[0], : self.coarse[1]]
+
+    def _transformed(self, x: Tensor, *, inverse: bool) -> Tensor:
+        """Pixels → cosines, or back."""
+        for place, axis in enumerate(AXES, start=-len(AXES)):
+            basis = self.get_buffer(f"{axis}_cosines")
+            x = (x.movedim(place, -1) @ (basis if inverse else basis.mT)).movedim(-1, place)
+        return x
+
+
+def cosines(size: int) -> Tensor:
+    """The orthonormal cosines on `size` places, a row each, from coarse to fine (DCT-II).
+
+    On three channels: brightness, red against blue, green against both.
+    """
+    place, frequency = torch.arange(size).double() + 0.5, torch.arange(size).double()
+    waves = torch.cos(torch.pi / size * frequency[:, None] * place)
+    return (waves / waves.norm(dim=1, keepdim=True)).float()

@@ -161,7 +161,7 @@ class Loop:
         if reason:
             return self.recover(line, reason)
         learner.meter.reset()
-        if epoch_done and len(learner.data.valid):
+        if epoch_done and self.plan.validates_after(learner.step) and len(learner.data.valid):
             learner.estimate_running_gamma2(line)
             if is_leader():
                 line["valid_accuracy"] = learner.validate()

@@ -57,6 +57,11 @@ class Config:
         """Whether training draws samples at all."""
         return self.generative.epochs > 0 and self.train.beta > 0
 
+    @property
+    def chains(self) -> int:
+        """How many an update moves, of all processes together."""
+        return self.buffer.chains or self.train.batch_size
+
 
 def _contradictions(cfg: Config) -> Iterator[tuple[bool, str]]:
     """Values that are each allowed and together make no sense."""
@@ -67,9 +72,14 @@ def _contradictions(cfg: Config) -> Iterator[tuple[bool, str]]:
         "discriminative.epochs + generative.epochs must be at least 1, got 0",
     )
     yield (
-        cfg.samples and cfg.buffer.size < cfg.train.batch_size,
-        f"buffer.size must be at least train.batch_size={cfg.train.batch_size}, "
+        cfg.samples and cfg.buffer.size < cfg.chains,
+        f"buffer.size must be at least the chains of an update, {cfg.chains}, "
         f"got buffer.size={cfg.buffer.size}",
+    )
+    yield (
+        cfg.buffer.chains > cfg.train.batch_size,
+        f"buffer.chains must be at most train.batch_size={cfg.train.batch_size}, "
+        f"got buffer.chains={cfg.buffer.chains}",
     )
     yield (
         langevin and not cfg.samples,

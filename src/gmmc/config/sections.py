@@ -105,11 +105,14 @@ class TrainConfig(Section):
     engine: Literal["auto", "compiled", "graph", "plain"] = field(default="auto", metadata=PLACE)
     # GB on the device for images and chains, the rest is streamed; 0: half of what is free.
     memory: float = _number(0.0, at_least=0, place=True)
+    # As what the finished model's weights are stored; bf16: rounded to it before γ² and all else is fitted.
+    weights: Literal["fp32", "bf16"] = "fp32"
     device: str = field(default="auto", metadata=PLACE)
     devices: int = _number(1, at_least=1, at_most=1024, place=True)  # processes on this machine
     nodes: int = _number(1, at_least=1, at_most=1024, place=True)  # machines
     threads: int = _number(0, at_least=0, at_most=1024)  # of a CPU run; 0: torch's choice, one per core
     log_every: int = _number(20, at_least=1)  # updates per line of metrics.jsonl
+    valid_every: int = _number(1, at_least=1, place=True)  # epochs from one validation to the next
     checkpoint_seconds: float = _number(60.0, at_least=0, place=True)  # 0: every good state
     # FID of the buffer while training: generative epochs from one to the next (0: never), and its images.
     fid_every: int = _number(0, at_least=0, place=True)
@@ -176,10 +179,13 @@ class SamplerConfig(Section):
 @dataclass(frozen=True)
 class BufferConfig(Section):
     size: int = _number(10_000, at_least=1, at_most=1_000_000_000)  # of all processes together
+    # Moved per update, beside as many real images of the batch; 0: as many as the batch has.
+    chains: int = _number(0, at_least=0, at_most=1_000_000)
     reinit: float = _number(0.025, at_least=0, at_most=1)  # ρ
     labels: Literal["priors", "batch"] = "priors"  # y′ of the chains of an update
     start: Literal["uniform", "gaussian"] = "uniform"  # x′_0; gaussian: of the pixels of its class
     rank: int = _number(128, at_least=1, at_most=100_000)  # principal directions of a class's Gaussian
+    detail: int = _number(0, at_least=0)  # cosines per side among which these are sought; 0: all
 
 
 @dataclass(frozen=True)
