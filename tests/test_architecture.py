@@ -13,8 +13,8 @@ SOURCE = Path(gmmc.__file__).parent
 LAYERS = [
     {"atomic", "errors", "packing", "precision", "printing", "progress", "provenance", "randomness", "ranks"},
     {"core", "config", "pixels", "records"},
-    {"backbones", "data", "heads", "placement", "sampling", "schedule", "pictures"},
-    {"kernels"},
+    {"backbones", "data", "heads", "placement", "pretrained", "sampling", "schedule", "pictures"},
+    {"kernels", "options"},
     {"fused"},
     {"engine", "starts", "buffer", "health", "scores"},
     {"abstention", "attacks"},

@@ -87,6 +87,14 @@ class TestWilson:
 class TestEvaluation:
     cfg = EvaluateConfig(ood=("noise", "constant"))
 
+    def test_it_is_told_where_the_model_abstains(self):
+        model, data = make_model(), tiny_data()
+        assert "abstains" not in gmmc.evaluate(model, data, "ood", self.cfg)["ood"].conditions
+        model.calibrate(data.valid.images, data.valid.labels)
+        told = gmmc.evaluate(model, data, "ood", self.cfg)["ood"].conditions["abstains"]
+        assert told["below"] == model.answer(data.test.images).threshold
+        assert (told["score"], told["tpr"]) == ("log_density", 0.95)
+
     def test_every_set_score_and_temperature_has_its_numbers_intervals_and_histogram(self):
         result = gmmc.evaluate(make_model(), tiny_data(), "ood", self.cfg)["ood"]
         assert len(result.values) == 2 * 3 * 3 * 3

@@ -9,8 +9,9 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from gmmc import __version__, printing, records
+from gmmc import __version__, pretrained, printing, records
 from gmmc.errors import Diverged, InputError, Interrupted, is_lost_process, is_out_of_memory
+from gmmc.options import SHIPPED, Attacked, Attacks, Device, Features, Generated, Run, Surrogate
 from gmmc.ranks import is_leader
 
 app = typer.Typer(
@@ -18,32 +19,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder or a model.safetensors file.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-
-# Of the long evaluations.
-Attacks = Annotated[
-    str | None,
-    typer.Option(help="robustness: quick (100 images) or full (1,000 images, all of AutoAttack)."),
-]
-Attacked = Annotated[
-    int | None, typer.Option(help="robustness: test images to attack; default: the preset's.", min=1)
-]
-Surrogate = Annotated[
-    str | None, typer.Option(help="robustness: a run whose adversarial images are tried too.")
-]
-Features = Annotated[
-    str | None,
-    typer.Option(
-        help="generation, validation: inception, small (a CNN trained here) or a TorchScript file; "
-        "default: inception for colour images from 32 pixels, else small."
-    ),
-]
-Generated = Annotated[
-    int | None,
-    typer.Option(help="generation, validation: fresh chains for FID; default: the recipe's.", min=2),
-]
 
 
 def show_version(wanted: bool) -> None:
@@ -103,7 +78,7 @@ def train(
     )
 )
 def evaluate(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder with a finished model.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help=f"A run folder with a finished model{SHIPPED}.")],
     names: Annotated[
         list[str] | None,
         typer.Argument(
@@ -135,29 +110,35 @@ def evaluate(
 ) -> None:
     """Measure a finished run on test images; with `validation`, on validation images alone.
 
-    Writes the numbers with their conditions to results.json, and pictures, in the run folder. robustness,
-    generation and validation may take minutes, longer on a CPU; interrupted, the same command goes on.
+    Writes the numbers with their conditions to results.json, and pictures, in the run folder; for a shipped
+    model, in a copy of it in runs/NAME. robustness, generation and validation may take minutes, longer on a
+    CPU; interrupted, the same command goes on.
     """
     from gmmc.commands import evaluate_run
 
     changes = {"ood": tuple(ood) if ood else None, "samples": samples, "seed": seed, "attacks": attacks}
     changes |= {"attacked": attacked, "surrogate": surrogate, "features": features, "generated": generated}
-    before = set(records.read_results(Path(run)).get("ood", {}).get("conditions", {}).get("outside", {}))
+    place, results = pretrained.workplace(run), records.read_results(pretrained.newest(run))
+    before = set(results.get("ood", {}).get("conditions", {}).get("outside", {}))
     for name, result in evaluate_run(run, names or [], device, **changes):
-        printing.print_result(name, result, Path(run))
+        printing.print_result(name, result, place)
         lost = before - set(result.conditions.get("outside", before))
         if name == "ood" and lost:
             print(f"  (replaces the earlier results for {', '.join(sorted(lost))})")
-    print(f"\nAll of it: {Path(run) / 'results.json'}   to look at: gmmc report {run}")
+    print(f"\nAll of it: {place / 'results.json'}   to look at: gmmc report {place}")
 
 
-@app.command(epilog=example("gmmc report runs/demo runs/other --out compare.html"))
+@app.command(epilog=example("gmmc report cifar10   or   gmmc report runs/demo runs/other --out both.html"))
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders, also of runs in progress.")
+        list[str],
+        typer.Argument(metavar="RUN...", help=f"Run folders, also of runs in progress{SHIPPED}."),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The file to write; default: report.html in the first run.")
+        Path | None,
+        typer.Option(
+            help="The file; default: report.html in the first run, or in runs/NAME for a shipped one."
+        ),
     ] = None,
 ) -> None:
     """Show runs on one page: numbers with their conditions, figures, samples, and the paper's numbers.
@@ -188,7 +169,9 @@ def compare(
     print(f"\nAll of it: {out / 'results.json'}   to look at: gmmc report {out}")
 
 
-@app.command(epilog=example("gmmc sample runs/demo --number 50000 --balanced --out drawn.npz"))
+@app.command(
+    epilog=example("gmmc sample cifar10   or   gmmc sample runs/demo -n 50000 --balanced --out drawn.npz")
+)
 def sample(
     run: Run,
     number: Annotated[
@@ -209,7 +192,10 @@ def sample(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="A folder, or a file that ends in .npz or .parquet; default: samples/ in the run."),
+        typer.Option(
+            help="A folder, or a file that ends in .npz or .parquet; default: samples/ in the run, or in "
+            "runs/NAME for a shipped model."
+        ),
     ] = None,
     device: Device = "auto",
 ) -> None:
@@ -226,14 +212,15 @@ def sample(
 
     if balanced and label:
         raise InputError("--balanced is for all classes and goes without --label")
+    out = out or pretrained.workplace(run) / "samples"
     model = load_model(run, device)
-    if out is None:
-        out = (Path(run) if Path(run).is_dir() else Path(run).parent) / "samples"
     chosen = model.class_names if balanced else label or []
     print(draw(model, out, number=number, class_names=chosen, seed=seed, steps=steps))
 
 
-@app.command(epilog=example("gmmc predict runs/demo digit.png other.png --tpr 0.99 --json"))
+@app.command(
+    epilog=example("gmmc predict cifar10 photo.jpg   or   gmmc predict runs/demo *.png --tpr 0.99 --json")
+)
 def predict(
     run: Run,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image files.")],
@@ -243,7 +230,7 @@ def predict(
         typer.Option(
             "--resize/--no-resize",
             help="Crop and resize images of another size, or refuse them. Default: as was done with the "
-            "training images (data.size).",
+            "training images (data.size); with a model that ships with gmmc, resize.",
         ),
     ] = None,
     score: Annotated[
@@ -263,6 +250,8 @@ def predict(
     """
     from gmmc.commands import load_model, predict_files
 
+    if resize is None and pretrained.is_shipped(run):
+        resize = True
     rows = predict_files(load_model(run, device), images, resize=resize, score=score, tpr=tpr)
     if as_json:
         for row in rows:

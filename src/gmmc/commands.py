@@ -1,13 +1,14 @@
 """What the commands do with a trained model and files. The command line parses and prints; this works."""
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gmmc import bench, drawing, evaluations, runs
+from gmmc import bench, drawing, evaluations, pretrained, runs
 from gmmc import data as data_sources
 from gmmc.data import Dataset
 from gmmc.data.files import read_image
@@ -34,11 +35,12 @@ def evaluate_run(
     """Measure a finished run on its own data, one evaluation after the other.
 
     Each is in results.json, and its pictures in the folder, before the next begins. `changes` are settings of
-    [evaluate] that differ from the recipe; None leaves one as it is.
+    [evaluate] that differ from the recipe; None leaves one as it is. Of a model that ships with gmmc the copy
+    in runs/ is evaluated.
     """
-    folder = runs.RunFolder(run)
-    if not folder.path.is_dir():
-        raise InputError(f"RUN must be a run folder, got {run!r}")
+    if not pretrained.find(run).is_dir():
+        shipped = pretrained.listed("; models that ship with gmmc")
+        raise InputError(f"RUN must be a run folder, got {run!r}{shipped}")
     model = load_model(run, device)
     evaluations.choose(model, names)  # refuse before the work what cannot be done
     for option, takers in OPTION_OF.items():
@@ -47,6 +49,7 @@ def evaluate_run(
             raise InputError(f"--{option} is for {wanted}, got {', '.join(names) or 'no name'}")
     cfg = dataclasses.replace(model.cfg.evaluate, **{k: v for k, v in changes.items() if v is not None})
     data = load_data(model, run)
+    folder = own_folder(run)
     folder.results()
     if metrics := folder.metrics():
         model.trained["seconds"] = metrics[-1]["seconds"]
@@ -55,9 +58,18 @@ def evaluate_run(
         yield name, result
 
 
+def own_folder(run: str) -> runs.RunFolder:
+    """Where results of a run are kept; of a shipped model in a copy, and people are told."""
+    folder = runs.RunFolder(pretrained.own_copy(run))
+    if pretrained.is_shipped(run):
+        print(f"{run} is evaluated in {folder.path}", file=sys.stderr, flush=True)
+    return folder
+
+
 def load_data(model: Classifier, run: str) -> Dataset:
     """The data that a run was trained on."""
-    python = f"in Python, gmmc.evaluate(gmmc.load({run!r}), data, out={run!r}) takes any data"
+    out = str(pretrained.workplace(run))
+    python = f"in Python, gmmc.evaluate(gmmc.load({run!r}), data, out={out!r}) takes any data"
     if model.cfg.data.name == Dataset.name:
         raise InputError(f"{run} was trained on arrays, which are not on disk; {python}")
     data = data_sources.load(model.cfg.data, model.cfg.train.seed)

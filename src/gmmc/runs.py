@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gmmc import __version__, config, records
+from gmmc import __version__, config, pretrained, records
 from gmmc.abstention import Reference
 from gmmc.atomic import write_atomic
 from gmmc.config import Config
@@ -293,9 +293,12 @@ def _take_reference(tensors: dict[str, Tensor]) -> Reference | None:
 
 
 def load(path: str | Path, device: str = "cpu") -> Classifier:
-    """The model of a run folder or of a model.safetensors file, on 'cpu', 'cuda' or 'auto'."""
+    """The model of a run folder, of a model.safetensors file or of a name that ships with gmmc.
+
+    On 'cpu', 'cuda' or 'auto'.
+    """
     place = pick_device(device)
-    path = Path(path)
+    path = pretrained.find(path)
     file = path / MODEL if path.is_dir() else path
     if not file.is_file():
         raise InputError(_no_model(path))
@@ -307,9 +310,7 @@ def load(path: str | Path, device: str = "cpu") -> Classifier:
         model.reference = _take_reference(tensors)
         model.load_state_dict(tensors)
     except Damaged as error:
-        restorable = file.name == MODEL and (file.parent / CONFIG).is_file()
-        advice = "; the same `gmmc train` command restores it" if restorable else ""
-        raise InputError(f"{error}{advice}") from None
+        raise InputError(f"{error}{_restored_by(file)}") from None
     except (KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{file} is not a model of this version of gmmc ({reason})") from None
@@ -318,9 +319,17 @@ def load(path: str | Path, device: str = "cpu") -> Classifier:
     return model.to(place).eval()
 
 
+def _restored_by(file: Path) -> str:
+    if pretrained.is_shipped(file):
+        return "; install gmmc again"
+    restorable = file.name == MODEL and (file.parent / CONFIG).is_file()
+    return "; the same `gmmc train` command restores it" if restorable else ""
+
+
 def _no_model(path: Path) -> str:
     if not path.exists():
-        return f"no run folder or model file {str(path)!r}"
+        shipped = pretrained.listed("; models that ship with gmmc")
+        return f"no run folder or model file {str(path)!r}{shipped}"
     if (path / LAST_GOOD).is_file():
         return f"{path} diverged and has no finished model; its last good weights are {path / LAST_GOOD}"
     if records.is_training(path):

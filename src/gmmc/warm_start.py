@@ -1,9 +1,8 @@
 """Training that begins with the weights of another run instead of random ones: `train.start`."""
 
 import dataclasses
-from pathlib import Path
 
-from gmmc import records, runs
+from gmmc import pretrained, records, runs
 from gmmc.config import Config
 from gmmc.data import Dataset
 from gmmc.errors import InputError
@@ -19,7 +18,7 @@ def load_start(cfg: Config, data: Dataset) -> Classifier | None:
         return None
     try:
         start = runs.load(cfg.train.start)
-        metrics = records.read_metrics(Path(cfg.train.start))
+        metrics = records.read_metrics(pretrained.find(cfg.train.start))
     except InputError as error:
         raise InputError(f"train.start must be a finished run or a model file: {error}") from None
     # Two starts of the same path need not be the same.

@@ -88,7 +88,7 @@ def _contradictions(cfg: Config) -> Iterator[tuple[bool, str]]:
     )
     yield (
         langevin and cfg.sampler.anneal != 1,
-        f"sampler.anneal is for staged and noise_injected, sgld has sampler.power, got sampler.name={sampler}",
+        f"sampler.anneal is for staged and noise_injected, sgld has power, got sampler.name={sampler}",
     )
     yield (
         head == "linear" and cfg.samples and not langevin,

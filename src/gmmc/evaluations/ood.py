@@ -1,6 +1,7 @@
 """Does the model know what it has never seen? The paper's three scores on images of other sets (Table 4)."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from gmmc.evaluations import intervals
 from gmmc.evaluations.detection import bootstrap, detect, histogram
 from gmmc.evaluations.result import Result, conditions
 from gmmc.evaluations.temperatures import IN_WORDS, doubts_of_fit, fitted_on, temperatures
+from gmmc.models import Classifier
 from gmmc.progress import Progress
 from gmmc.scores import (
     Tempered,
@@ -68,10 +70,20 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
             outside_notes=[note for other in sets for note in other.notes],
             temperatures=found,
             fitted_on=fitted_on(data),
+            **abstains(model),
             intervals=f"95%, {REPLICATES} bootstrap draws of both sets; none where these do not overlap",
             seed=cfg.seed,
         ),
     )
+
+
+def abstains(model: nn.Module) -> dict[str, Any]:
+    """By which score, and below which value of it, the model as it is stored gives no answer."""
+    if not isinstance(model, Classifier) or model.reference is None:
+        return {}
+    rule = model.cfg.abstain
+    threshold = model.reference.threshold(rule.score, rule.tpr)
+    return {"abstains": {"score": rule.score, "tpr": rule.tpr, "below": threshold}}
 
 
 def find_sets(data: Dataset, cfg: EvaluateConfig) -> tuple[list[Outside], list[str]]:

@@ -1,6 +1,7 @@
 """One self-contained HTML page about one run or several; no model is loaded for it.
 
-Files of a run → `reading` → `headline`, `training`, `sections` (with `figures`, `pictures`) → the template.
+Files of a run → `reading` → `card`, `headline`, `training`, `sections` (with `figures`, `pictures`) → the
+template.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,12 +12,12 @@ from tempfile import NamedTemporaryFile
 
 import jinja2
 
-from gmmc import __version__
+from gmmc import __version__, pretrained
 from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
 from gmmc.progress import Progress
 from gmmc.records import REPORT, RESULTS
-from gmmc.report import pictures, sections
+from gmmc.report import card, pictures, sections
 from gmmc.report.conditions import short_commit
 from gmmc.report.headline import headline
 from gmmc.report.ood import SETS
@@ -28,9 +29,9 @@ __all__ = ["write_report"]
 
 
 def write_report(runs: Sequence[str | Path], out: Path | None = None) -> Path:
-    """Write the page about these run folders; by default report.html in the first."""
+    """Write the page about these runs; by default report.html in the first, or in its place under runs/."""
     read = read_runs(runs)
-    path = Path(out) if out else read[0].path / REPORT
+    path = Path(out) if out else pretrained.workplace(runs[0]) / REPORT
     with _writing(path):  # known before the work, not after it
         if path.is_dir():
             raise InputError(f"--out must be the name of a file, got the folder {str(path)!r}")
@@ -74,6 +75,7 @@ def render(runs: list[Run]) -> str:
 
 
 def build_sections(runs: list[Run]) -> list[Section]:
+    cards = {run.name: card.words(run) for run in runs if run.card is not None}  # bad words are told at once
     names = sections.names(runs)
     most = pictures.share(runs)
     built = []
@@ -93,4 +95,6 @@ def build_sections(runs: list[Run]) -> list[Section]:
         built += [training(trained)] if trained else []
         bar.update(len(names) + 1)
     first = headline(runs)
-    return [first, *built] if any(table.lines for group in first.groups for table in group.tables) else built
+    if any(table.lines for group in first.groups for table in group.tables):
+        built.insert(0, first)
+    return [card.section(cards, runs, most), *built] if cards else built

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gmmc import pretrained
 from gmmc.config import read_toml
 from gmmc.errors import InputError
 from gmmc.records import CONFIG, LAST_GOOD, MODEL, RESULTS, is_training, read_metrics, read_results
 
 # measured: results without a training, of a benchmark for example
 State = Literal["finished", "diverged", "in progress", "stopped", "measured"]
+CARD = "card.toml"  # what a model is for, in the words of who made it; a run need not have one
 PARTS = {"values": dict, "intervals": dict, "curves": dict, "files": list, "flags": list, "conditions": dict}
 
 
@@ -34,6 +36,7 @@ class Run:
     metrics: list[dict[str, Any]]
     results: dict[str, Entry]
     state: State
+    card: dict[str, Any] | None = None
 
     @property
     def data(self) -> str:
@@ -59,12 +62,13 @@ class Run:
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
-    paths = [Path(folder) for folder in folders]
+    paths = [pretrained.newest(folder) for folder in folders]
     if not paths:
         raise InputError("RUN must be at least one run folder, got none")
     for path in paths:
         if not (path / CONFIG).is_file() and not (path / RESULTS).is_file():
-            raise InputError(f"RUN must be a run folder, with a {CONFIG} in it, got {str(path)!r}")
+            shipped = pretrained.listed("; models that ship with gmmc")
+            raise InputError(f"RUN must be a run folder, with a {CONFIG} in it, got {str(path)!r}{shipped}")
     return [_read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
 
 
@@ -78,7 +82,8 @@ def _read(path: Path, name: str) -> Run:
     metrics = read_metrics(path)
     if state == "stopped" and metrics and metrics[-1].get("event") == "diverged":
         state = "diverged"
-    return Run(path, name, recipe, metrics, results, state)
+    card = read_toml(path / CARD) if (path / CARD).is_file() else None
+    return Run(path, name, recipe, metrics, results, state, card)
 
 
 def _state(path: Path, results: dict[str, Entry]) -> State:
@@ -102,8 +107,11 @@ def _entry(file: Path, name: str, entry: Any) -> Entry:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell all of them apart; the same folder twice is numbered."""
-    whole = [path.resolve().parts for path in paths]
+    """The shortest ends of the paths that tell all of them apart; the same folder twice is numbered.
+
+    A model that ships with gmmc has no more than its name.
+    """
+    whole = [(path.name,) if pretrained.is_shipped(path) else path.resolve().parts for path in paths]
     depth = 1
     while depth < max(map(len, whole)) and len({parts[-depth:] for parts in whole}) < len(set(whole)):
         depth += 1

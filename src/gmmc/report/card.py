@@ -1,0 +1,164 @@
+"""The model card: what a model is for in the words of card.toml, with the numbers of results.json."""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gmmc.errors import InputError
+from gmmc.report import pictures, sections
+from gmmc.report.attacks import PAPER, WORST
+from gmmc.report.headline import doubts, lines_of, measured_on
+from gmmc.report.numbers import plain
+from gmmc.report.ood import SCORES, TEMPERATURES, Places
+from gmmc.report.parts import Cell, Group, Line, Panel, Section, Table, per_run, value_lines
+from gmmc.report.reading import CARD, Run
+
+TITLE = "title"
+HEADINGS = {
+    "purpose": "What it is for",
+    "not_for": "What it is not for",
+    "data": "Data",
+    "training": "Training",
+    "limits": "Limits",
+    "use": "How to use it",
+    "quote": "How to quote it",
+    "licence": "Licence",
+}
+ABOUT = "What to know before using a model: the words are those of card.toml, the numbers of results.json."
+
+ROBUST = f"linf_8/{WORST}/accuracy"
+# The worst case goes first: who quotes one number takes this one.
+UNDER_ATTACK = (ROBUST, f"linf_8/{PAPER}/accuracy")
+NO_ROBUSTNESS = "not measured: do not assume any"
+CARRIED = {
+    "paper/gamma2": "γ² by the paper’s formula",
+    "fitted/gamma2": "γ² fitted on validation images: the temperature of its confidences",
+}
+# Unselected samples, the first there is; the whole picture stands in the section of its evaluation.
+SAMPLES = {
+    "samples/by_class.png": "samples",
+    "samples/unconditional.png": "samples",
+    "validation/fresh.png": "validation",
+}
+PICTURE_BYTES = 120_000
+
+Words = Sequence[tuple[str, str | list[str]]]  # heading, and a paragraph or points
+
+
+@dataclass(frozen=True)
+class Card(Group):
+    """A group of the page that begins with prose."""
+
+    words: Words = ()
+    see: Sequence[tuple[str, str]] = ()  # key and title of the sections that tell more
+
+
+def words(run: Run) -> Words:
+    """What card.toml says, under headings and in their order; refused if a reader could not be shown it."""
+    told = run.card or {}
+    for key, text in told.items():
+        _check(key, text, str(run.path / CARD))
+    return [(heading, told[key]) for key, heading in HEADINGS.items() if key in told]
+
+
+def _check(key: str, text: object, file: str) -> None:
+    known = [TITLE, *HEADINGS]
+    if key not in known:
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        raise InputError(f"unknown key {key!r} in {file}; {hint}")
+    points = text if isinstance(text, list) and key != TITLE else [text]
+    if not points or not all(isinstance(point, str) and point.strip() for point in points):
+        rule = "text" if key == TITLE else "text or a list of texts"
+        raise InputError(f"{key} in {file} must be {rule}, none of it empty, got {text!r}")
+
+
+def section(said: Mapping[str, Words], runs: Sequence[Run], picture_bytes: int) -> Section:
+    """The cards one below the other; `said`: the words of each run that has a card, by its name."""
+    most = min(picture_bytes, PICTURE_BYTES)
+    groups = [card(run, said[run.name], runs, most) for run in runs if run.name in said]
+    return Section("card", "Model card", ABOUT, groups=groups)
+
+
+def card(run: Run, prose: Words, runs: Sequence[Run], most: int) -> Card:
+    title = ": ".join(filter(None, [per_run(run, runs), (run.card or {}).get(TITLE, "")]))
+    more = [(name, sections.KNOWN[name][0]) for name in sections.ORDER if name in run.results]
+    return Card(title, [numbers(run)], samples(run, most), words=prose, see=more)
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def numbers(run: Run) -> Table:
+    """A line per number, under what must not be left out when it is quoted."""
+    at = next(iter(Places([run]).temperatures), "")
+    table = Table([run.name])
+    for name, title, keys in (
+        ("accuracy", f"Classification{of_test_images('accuracy', run)}", ["top1"]),
+        ("calibration", f"Calibration{of_test_images('calibration', run)}", ["fitted/ece"]),
+        ("ood", f"Other images: AUROC of log p(x), {TEMPERATURES.get(at, at)}", None),
+        ("generation", f"Generated images{chains(run)}", ["fresh/fid"]),
+    ):
+        lines = chosen(name, run, keys)
+        table.lines += [Line(title, kind="group"), *lines, *doubts(name, [run])] if lines else []
+    table.lines += robustness(run)
+    carried = [*value_lines([run.results.get("calibration")], CARRIED), *threshold(run)]
+    table.lines += [Line("What the model carries", kind="group"), *carried] if carried else []
+    return table
+
+
+def threshold(run: Run) -> list[Line]:
+    """Where it begins to abstain, as far as that is recorded."""
+    rule = run.results["ood"].conditions.get("abstains") if "ood" in run.results else None
+    if not isinstance(rule, dict):
+        return []
+    score = SCORES.get(str(rule["score"]), str(rule["score"]))
+    label = f"{score} below which it abstains: {rule['tpr']:.0%} of the validation images are above"
+    return [Line(label, [Cell(plain(rule["below"]))])]
+
+
+def chosen(name: str, run: Run, keys: Sequence[str] | None) -> list[Line]:
+    """Lines of the table of all runs, with its labels; without keys all that were measured."""
+    labels = {wanted.value: wanted.label for wanted in lines_of(name, [run]) if wanted.value}
+    return value_lines([run.results.get(name)], {key: labels[key] for key in keys or labels})
+
+
+def robustness(run: Run) -> list[Line]:
+    """The worst case beside the paper's attack, which must not be quoted alone; or that nothing is known."""
+    lines = chosen("robustness", run, UNDER_ATTACK)
+    if not chosen("robustness", run, [ROBUST]):
+        return [Line("Accuracy under attack", kind="group"), Line(NO_ROBUSTNESS, kind="flag")]
+    heading = Line(f"Accuracy under attack{measured_on('robustness', [run])}", kind="group")
+    return [heading, replace(lines[0], strong=True), *lines[1:], *doubts("robustness", [run])]
+
+
+def of_test_images(name: str, run: Run) -> str:
+    count = run.results[name].conditions.get("images") if name in run.results else None
+    return f" ({plain(count)} test images)" if isinstance(count, int) else ""
+
+
+def chains(run: Run) -> str:
+    """The conditions without which a FID means nothing, as far as they are recorded."""
+    told = run.results["generation"].conditions if "generation" in run.results else {}
+    images = told.get("images")
+    count = images.get("fresh") if isinstance(images, dict) else None
+    parts = [
+        f"{plain(count)} images" if isinstance(count, int) else "",
+        f"chains of {plain(told['steps'])} steps" if isinstance(told.get("steps"), int) else "",
+        f"start: {told['start']}" if told.get("start") else "",
+        f"features: {str(told['features']).split(', ')[0]}" if told.get("features") else "",
+    ]
+    known = "; ".join(filter(None, parts))
+    return f" ({known})" if known else ""
+
+
+# --- picture --------------------------------------------------------------------------------------
+
+
+def samples(run: Run, most: int) -> list[Panel]:
+    """One picture of unselected samples, small; one that is gone is told in its own section."""
+    for file, name in SAMPLES.items():
+        if name in run.results and file in run.results[name].files:
+            shown = pictures.panel(run, file, most, several=False)
+            return [replace(shown, alt=f"On the model card: {shown.alt}")] if shown.picture else []
+    return []
