@@ -95,7 +95,7 @@ class TestWhole:
         nearest = result.curves["nearest"]
         assert len(nearest["edges"]) == len(nearest["samples"]) + 1 == len(nearest["test"]) + 1
         assert sum(nearest["samples"]) == pytest.approx(1) == sum(nearest["test"])
-        assert result.pictures.keys() == {"generation/nearest.png", "generation/buffer.png"}
+        assert result.pictures.keys() == {f"generation/{name}.png" for name in ("fresh", "nearest", "buffer")}
         json.dumps(result.entry(), allow_nan=False)
 
     def test_doubts(self, result):

@@ -9,7 +9,7 @@ from gmmc.report import figures, write_report
 from gmmc.report.numbers import shown, shown_interval
 from report_runs import accuracy_entry, entry, generation_entry, make_run, page_of, save_picture, table_rows
 
-PICTURES = ["generation/nearest.png", "generation/buffer.png"]
+PICTURES = ["generation/fresh.png", "generation/nearest.png", "generation/buffer.png"]
 
 
 @pytest.fixture(scope="module")

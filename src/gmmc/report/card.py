@@ -38,6 +38,7 @@ CARRIED = {
 SAMPLES = {
     "samples/by_class.png": "samples",
     "samples/unconditional.png": "samples",
+    "generation/fresh.png": "generation",
     "validation/fresh.png": "validation",
 }
 PICTURE_BYTES = 120_000

@@ -20,6 +20,7 @@ CAPTIONS = {
         "chosen: the most energy of each class",
     ),
     "samples/film.png": ("From noise to image", "a chain per row, its number of steps above"),
+    "generation/fresh.png": ("Fresh samples", "the first seeds, classes in turn, none left out"),
     "generation/nearest.png": (
         "Nearest training images",
         "first a sample, then the training images nearest to it in feature space",

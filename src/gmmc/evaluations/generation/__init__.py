@@ -261,7 +261,10 @@ def follow(
 def draw_pictures(
     fresh: Tensor, buffer: Buffer | None, found: Memorisation, data: Dataset, seed: int
 ) -> dict[str, Image]:
-    shown = {"generation/nearest.png": found.picture(fresh, data.train.images, seed)}
+    shown = {
+        "generation/fresh.png": grid(as_unit(fresh[: GRID_COLUMNS**2]), GRID_COLUMNS),
+        "generation/nearest.png": found.picture(fresh, data.train.images, seed),
+    }
     if buffer:
         places = evenly(len(buffer), GRID_COLUMNS**2)
         shown["generation/buffer.png"] = grid(as_unit(buffer.images[places]), GRID_COLUMNS)
