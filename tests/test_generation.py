@@ -114,7 +114,7 @@ class TestWithoutABuffer:
         assert metrics_of(result.values, "fresh") == METRICS
         assert not metrics_of(result.values, "buffer") | metrics_of(result.values, "paper")
         assert result.curves.keys() == {"nearest"}
-        assert result.pictures.keys() == {"generation/nearest.png"}
+        assert result.pictures.keys() == {"generation/fresh.png", "generation/nearest.png"}
 
     def test_a_folder_without_a_state(self, model, tmp_path):
         with pytest.raises(InputError, match="keeps no intact state of the training"):

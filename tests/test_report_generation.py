@@ -59,7 +59,7 @@ def test_memorisation_is_told_and_drawn(page):
     assert "(1% by chance) 1.30% 1.09–1.54%" in text
     assert "nearest training image, median 9.870" in text
     assert "first a sample, then the training images nearest to it in feature space" in text
-    assert len(page.all("img")) == 2
+    assert len(page.all("img")) == 3
     labels = [svg["aria-label"] for svg in page.all("svg")]
     assert sum("Distances to the nearest training image" in label for label in labels) == 1
     assert sum("FID of fresh chains against their number of steps" in label for label in labels) == 1
