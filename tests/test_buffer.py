@@ -222,18 +222,3 @@ def test_on_a_gpu_drawing_and_putting_wait_for_nothing(with_labels):
         buffer.put(drawn, drawn.images, energies)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-def test_evicted_chains_start_anew_at_their_next_visit():
-    source = torch.Generator().manual_seed(0)
-    priors = torch.full((2,), 0.5)
-    buffer = ReplayBuffer(20, UniformStart((1, 8, 8)), priors, reinit=0.0, evict=7.0, generator=source)
-    drawn = buffer.draw(20, source)
-    energies = torch.arange(20.0)
-    energies[-1] = torch.nan
-    buffer.put(drawn, torch.zeros(20, 1, 8, 8), energies)
-    again = buffer.draw(20, source)
-    far = ~(buffer.energies[again.slots] < 7)
-    assert far.sum() == 13
-    assert torch.equal(again.visits == 0, far)
-    assert torch.equal(again.images.flatten(1).any(1), far)

@@ -1,6 +1,5 @@
 """The replay buffer B of Algorithm 1: unfinished chains (x′, y′) that training goes on with."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -46,11 +45,10 @@ class ReplayBuffer:
         priors: Tensor,
         *,
         reinit: float,
-        evict: float = math.inf,
         generator: torch.Generator,
         place: Callable[[Tensor], Table] | None = None,
     ):
-        self.start, self.priors, self.reinit, self.evict = start, priors, reinit, evict
+        self.start, self.priors, self.reinit = start, priors, reinit
         self.device = priors.device
         self.labels = slot_labels(size, priors)
         self.visits = torch.zeros(size, dtype=torch.int32, device=self.device)
@@ -74,12 +72,12 @@ class ReplayBuffer:
             yield slots, self.start(self.labels[slots], BatchNoise(len(slots), generator)).half()
 
     def draw(self, count: int, generator: torch.Generator, labels: Tensor | None = None) -> Drawn:
-        """Distinct slots, of the given labels if any; with probability ρ, or evicted, a chain starts anew."""
+        """Distinct slots, of the given labels if any; with probability ρ a chain starts anew."""
         slots = (
             self._slots_at_random(count, generator) if labels is None else self._slots_of(labels, generator)
         )
         noise = BatchNoise(count, generator)
-        anew = (noise.uniform() < self.reinit) | self.beyond(self.evict)[slots]
+        anew = noise.uniform() < self.reinit
         old_y = self.labels[slots]
         fresh_y = labels_at(noise.uniform(), self.priors) if labels is None else labels
         y = torch.where(anew, fresh_y, old_y)

@@ -247,7 +247,7 @@ class FastMover:
         return f"{last.how if last else 'not yet'}, {self.precision}"
 
     def __call__(self, walk: Walk, x: Tensor, goal: Tensor, alpha: float, noise: Tensor | None) -> Tensor:
-        key = (walk.energy, walk.bounds, walk.max_gradient, x.shape, goal.shape, noise is None)
+        key = (walk.energy, walk.bounds, walk.max_step, x.shape, goal.shape, noise is None)
         if key not in self._steps:
             ways = [(name, self._step(walk, by)) for name, by in self._gradients(walk.energy, x.shape)]
             self._steps[key] = Captured(

@@ -52,7 +52,7 @@ class Learner:
         self.step = 0
         self.rollbacks = 0
         self.pace = {"lr": 1.0, "beta": 1.0, "alpha": 1.0}  # factors, lowered by rollbacks
-        self.capped = cfg.objective.shape == "cap" or cfg.buffer.evict  # a rollback may begin it
+        self.capped = cfg.objective.shape == "cap"  # no push beyond the bound; a rollback may begin it
         self.lines = 0  # of metrics, so that a resumed run can tell when some are missing
         self.start = start and warm_start.told(start)
         self.seconds = start.trained.get("seconds", 0.0) if start else 0.0  # also those that it took
@@ -104,8 +104,7 @@ class Learner:
         size = cfg.size // self.fabric.world_size
         place = functools.partial(self.room.place, what="chains")
         start, priors = self.model.start, self.model.head.priors
-        rates = {"reinit": cfg.reinit, "evict": health.bound(self.cfg) if cfg.evict else math.inf}
-        return ReplayBuffer(size, start, priors, **rates, generator=source, place=place)
+        return ReplayBuffer(size, start, priors, reinit=cfg.reinit, generator=source, place=place)
 
     def source(self, *key: int | str) -> torch.Generator:
         """Randomness of this process alone."""

@@ -41,7 +41,7 @@ class Walk:
     alpha: Callable[[int], float]
     noise: Callable[[Tensor, int], Tensor] | None = None
     bounds: tuple[float, float] | None = BOX
-    max_gradient: float = 0.0  # beyond it ∂E/∂x of a pixel counts as this; 0: no limit
+    max_step: float = 0.0  # most that α ∂E/∂x moves a pixel; 0: no limit
 
 
 class Mover(Protocol):
@@ -73,9 +73,10 @@ def input_gradient(total: Callable[[Tensor, Tensor], Tensor], x: Tensor, goal: T
 
 
 def stepped(walk: Walk, x: Tensor, gradient: Tensor, alpha: float | Tensor, noise: Tensor | None) -> Tensor:
-    if walk.max_gradient:
-        gradient = gradient.clamp(-walk.max_gradient, walk.max_gradient)
-    x = x.detach() - alpha * gradient
+    move = alpha * gradient
+    if walk.max_step:
+        move = move.clamp(-walk.max_step, walk.max_step)
+    x = x.detach() - move
     if noise is not None:
         x = x + noise
     return x if walk.bounds is None else x.clamp(*walk.bounds)
@@ -102,25 +103,12 @@ def descend(
 def staged(chains: Chains, cfg: SamplerConfig) -> Walk:
     """½‖φ(x′) − z‖² with z ~ N(μ_y′, target_std²·I) drawn once per chain (Eq. 8)."""
     target = _around(chains, cfg)
-    return Walk(unit_energy, lambda t: target, annealed(cfg), max_gradient=_max_gradient(cfg))
+    return Walk(unit_energy, lambda t: target, lambda t: cfg.alpha, max_step=cfg.max_step)
 
 
 def noise_injected(chains: Chains, cfg: SamplerConfig) -> Walk:
     """½‖φ(x′) − μ_y′ − target_std·z‖² with z drawn anew at each step (Eq. 9–10)."""
-    return Walk(unit_energy, lambda t: _around(chains, cfg), annealed(cfg), max_gradient=_max_gradient(cfg))
-
-
-def annealed(cfg: SamplerConfig) -> Callable[[int], float]:
-    """α(t): over τ steps it falls evenly to α·anneal; longer chains repeat this.
-
-    Steep valleys, where a step of α overshoots and a chain climbs instead, are settled in by short steps.
-    """
-    drop = (1 - cfg.anneal) / max(1, cfg.steps - 1)
-    return lambda t: cfg.alpha * (1 - drop * (t % cfg.steps))
-
-
-def _max_gradient(cfg: SamplerConfig) -> float:
-    return cfg.max_step / cfg.alpha
+    return Walk(unit_energy, lambda t: _around(chains, cfg), lambda t: cfg.alpha, max_step=cfg.max_step)
 
 
 def sgld(chains: Chains, cfg: SamplerConfig) -> Walk:
@@ -139,7 +127,7 @@ def sgld(chains: Chains, cfg: SamplerConfig) -> Walk:
         lambda t: alpha(t) / 2,
         lambda x, t: alpha(t) ** 0.5 * chains.noise.normal(*x.shape[1:]),
         bounds=None,
-        max_gradient=_max_gradient(cfg),
+        max_step=cfg.max_step,
     )
 
 
@@ -151,7 +139,7 @@ def sgld_jem(chains: Chains, cfg: SamplerConfig) -> Walk:
         lambda t: cfg.alpha,
         lambda x, t: cfg.noise * chains.noise.normal(*x.shape[1:]),
         bounds=None,
-        max_gradient=_max_gradient(cfg),
+        max_step=cfg.max_step,
     )
 
 

@@ -170,9 +170,7 @@ class SamplerConfig(Section):
     name: Literal["staged", "noise_injected", "sgld", "sgld_jem"] = "staged"
     steps: int = _number(20, at_least=1, at_most=1_000_000)  # τ
     alpha: float = _number(1 / 64, above=0, at_most=1e6)  # step on the summed unit energy
-    anneal: float = _number(1.0, above=0, at_most=1)  # α of the last of τ steps, as a share of the first's
-    # Most that a gradient moves a pixel in a step of α, in a shorter one less; 0: no limit.
-    max_step: float = _number(0.0, at_least=0, at_most=2)
+    max_step: float = _number(0.0, at_least=0, at_most=2)  # most that a gradient moves a pixel; 0: no limit
     target_std: float = _number(0.001, at_least=0, at_most=1e6)  # z ~ N(μ_y′, target_std²·I)
     power: float = _number(0.5, at_least=0, at_most=1)  # of sgld: α_t = α·(1 + t)^−power
     noise: float = _number(0.01, at_least=0, at_most=100)  # of sgld_jem: std of the pixel noise
@@ -186,7 +184,6 @@ class BufferConfig(Section):
     reinit: float = _number(0.025, at_least=0, at_most=1)  # ρ
     labels: Literal["priors", "batch"] = "priors"  # y′ of the chains of an update
     start: Literal["uniform", "gaussian"] = "uniform"  # x′_0; gaussian: of the pixels of its class
-    evict: bool = False  # chains at S² or the cap and beyond are not pushed, and start anew
     rank: int = _number(128, at_least=1, at_most=100_000)  # principal directions of a class's Gaussian
     detail: int = _number(0, at_least=0)  # cosines per side among which these are sought; 0: all
 

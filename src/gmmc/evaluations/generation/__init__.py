@@ -321,6 +321,5 @@ def told_of_chains(model: Classifier, cfg: EvaluateConfig) -> dict[str, Any]:
         "sampler": model.cfg.sampler.name,
         "sampler_precision": model.sampling_precision,
         "alpha": model.cfg.sampler.alpha,
-        "anneal": model.cfg.sampler.anneal,
         "max_step": model.cfg.sampler.max_step or "no limit",
     }
