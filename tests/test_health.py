@@ -205,6 +205,17 @@ class TestRollingBack:
         assert done["lowered"] == {"lr": 0.5}
         assert not done["capped"]
 
+    def test_under_the_huber_shape_the_rate_is_lowered_and_nothing_capped(self, data):
+        cfg = tiny_config(objective={"name": "balanced", "shape": "huber"}, sampler={"alpha": 1e-4})
+        learner = make_learner(cfg, data)
+        for _ in range(6):
+            learner.update()
+        good = learner.state()
+        done = rollback.roll_back(learner, good, failed=0)
+        assert (done["capped"], done["lowered"]) == (False, {"lr": 0.5})
+        learner.step = 6
+        assert list(rollback.roll_back(learner, good, failed=1)["lowered"]) == ["alpha", "beta", "lr"]
+
     def test_a_capped_learner_does_not_push_far_chains(self, data):
         gradients = []
         for capped in (False, True):

@@ -5,7 +5,9 @@ teaches nothing but can tear a deep network apart within a few updates. Then the
 long that chains climb, a shorter one brings them further down, which is tried out. Where that is not it,
 updates push chains up faster than the sampler brings them down, and β, the weight of that push, is lowered.
 A smaller learning rate would calm this too, but classes would be learned more slowly; it is lowered where
-nothing is sampled, and where the rest did not help. docs/log.md has the measurements.
+nothing is sampled, and where the rest did not help. Under the Huber shape it is what is lowered first: that
+shape bounds the push already, and a cap would only leave far chains where they are. docs/log.md has the
+measurements.
 """
 
 import math
@@ -33,13 +35,14 @@ def roll_back(learner: Learner, good: State, *, failed: int) -> dict[str, Any]:
     offending = learner.buffer.offenders(health.bound(learner.cfg)) if learner.buffer else None
     learner.restore(good)
     learner.rollbacks, learner.pace = rollbacks, pace
-    learner.capped = capped or (sampling and math.isfinite(health.bound(learner.cfg)))
+    bounded = learner.cfg.objective.shape == "huber"
+    learner.capped = capped or (sampling and not bounded and math.isfinite(health.bound(learner.cfg)))
     best = best_alpha_pace(learner) if sampling else pace["alpha"]
     too_long = best < pace["alpha"]
     lowered = {
         "alpha": sampling and (too_long or failed > 0),
-        "beta": sampling and (failed > 0 or (not too_long and learner.capped == capped)),
-        "lr": not sampling or failed > 1,
+        "beta": sampling and (failed > 0 or not (too_long or bounded or learner.capped != capped)),
+        "lr": not sampling or bounded or failed > 1,
     }
     pace["alpha"] = best  # and one less: the network will go on getting steeper
     for name, yes in lowered.items():

@@ -1,0 +1,88 @@
+"""The CIFAR-10 model that ships with the package: it is the one that was measured, and it is all there."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import gmmc
+from gmmc import config, pretrained
+from gmmc.cli import main
+from gmmc.packing import unpack
+
+ROOT = Path(__file__).parents[1]
+FOLDER = pretrained.SHIPPED / "cifar10"
+
+# E(x′, y′)·γ² of seeds 0 to 9, a class each, after five steps; in float32 within 2% of this.
+ENERGIES = [58.39, 82.59, 32.07, 35.75, 31.61, 27.50, 34.24, 51.94, 47.79, 155.54]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return gmmc.load("cifar10")
+
+
+@pytest.fixture(scope="module")
+def results():
+    return json.loads((FOLDER / "results.json").read_text())
+
+
+def test_seeded_chains_have_the_recorded_energies(model):
+    labels = torch.arange(10)
+    x = model.sample(10, labels, seed=0, steps=5)
+    with torch.no_grad():
+        energies = model.head.unit_energy(model.backbone(x * 2 - 1), labels)
+    assert energies.tolist() == pytest.approx(ENERGIES, rel=0.05)
+
+
+def test_it_is_small_and_in_bf16():
+    assert (FOLDER / "model.safetensors").stat().st_size <= 12_000_000
+    tensors, _, _ = unpack(FOLDER / "model.safetensors")
+    assert {t.dtype for name, t in tensors.items() if name.startswith("backbone.")} == {torch.bfloat16}
+
+
+def test_it_is_the_recipe_s(model):
+    recipe = config.load(ROOT / "recipes" / "cifar10-joint.toml")
+    assert config.differences(model.cfg, recipe) == []
+    assert config.differences(config.from_dict(config.read_toml(FOLDER / "config.toml")), recipe) == []
+
+
+def test_it_carries_what_was_measured_with_it(model, results):
+    """γ² of the paper, γ² fitted, and the threshold it abstains below."""
+    values, told = results["calibration"]["values"], results["ood"]["conditions"]["abstains"]
+    assert model.head.gamma2.item() == pytest.approx(values["paper/gamma2"], rel=1e-6)
+    # Fitted once at the end of training and again when it was measured, in TF32.
+    assert model.reference.gamma2 == pytest.approx(values["fitted/gamma2"], rel=0.02)
+    assert model.reference.threshold(told["score"], told["tpr"]) == pytest.approx(told["below"], rel=1e-6)
+    assert model.trained["commit"] == results["accuracy"]["conditions"]["trained"]["commit"]
+
+
+def test_results_are_those_of_the_repository():
+    assert (ROOT / "results" / "cifar10.json").read_bytes() == (FOLDER / "results.json").read_bytes()
+
+
+def test_photos_are_named_and_noise_is_not(model, tmp_path, capsys, monkeypatch):
+    """As a user would, of a photo of any size; without network, data or a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("no network is needed"))
+    noise = torch.randint(256, (45, 60, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    Image.fromarray(noise.numpy()).save("noise.png")
+    with pytest.raises(SystemExit) as done:
+        main(["predict", "cifar10", "noise.png", "--json", "--device", "cpu"])
+    assert done.value.code == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["answer"] is None
+    assert told["calibrated"]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_its_card_is_on_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as done:
+        main(["report", "cifar10"])
+    assert done.value.code == 0
+    page = (tmp_path / "runs" / "cifar10" / "report.html").read_text()
+    for words in ("Model card", "What it is for", "What it is not for", "Limits", "below which it abstains"):
+        assert words in page
