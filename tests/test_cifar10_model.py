@@ -63,8 +63,8 @@ def test_results_are_those_of_the_repository():
     assert (ROOT / "results" / "cifar10.json").read_bytes() == (FOLDER / "results.json").read_bytes()
 
 
-def test_photos_are_named_and_noise_is_not(model, tmp_path, capsys, monkeypatch):
-    """As a user would, of a photo of any size; without network, data or a folder of its own."""
+def test_noise_is_not_named(tmp_path, capsys, monkeypatch):
+    """As a user would, of an image of any size; without network, data or a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("no network is needed"))
     noise = torch.randint(256, (45, 60, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

@@ -157,9 +157,13 @@ class TestStates:
         assert [path.name[:14] for path in self.files(tmp_path)] == ["step-000000002", "step-000000003"]
         assert folder.load_state()[0].tensors["x"].tolist() == [7, 7]
 
-    def test_a_state_of_an_older_version_is_refused(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("tensors", "info"),
+        [({"x": torch.ones(2)}, {}), ({"model.start.rest": torch.ones(2, 64)}, {"processes": 1})],
+    )
+    def test_a_state_of_an_older_version_is_refused(self, tmp_path, tensors, info):
         folder = self.folder(tmp_path, steps=())
-        folder.save_state(State(5, {"x": torch.ones(2)}, {}, {}))
+        folder.save_state(State(5, tensors, {}, info))
         with pytest.raises(InputError, match="was written by an older gmmc"):
             folder.load_state()
 

@@ -11,7 +11,7 @@ import typer
 
 from gmmc import __version__, pretrained, printing, records
 from gmmc.errors import Diverged, InputError, Interrupted, is_lost_process, is_out_of_memory
-from gmmc.options import SHIPPED, Attacked, Attacks, Device, Features, Generated, Run, Surrogate
+from gmmc.options import OR_SHIPPED, Attacked, Attacks, Device, Features, Generated, Run, Surrogate
 from gmmc.ranks import is_leader
 
 app = typer.Typer(
@@ -78,7 +78,9 @@ def train(
     )
 )
 def evaluate(
-    run: Annotated[str, typer.Argument(metavar="RUN", help=f"A run folder with a finished model{SHIPPED}.")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help=f"A run folder with a finished model{OR_SHIPPED}.")
+    ],
     names: Annotated[
         list[str] | None,
         typer.Argument(
@@ -132,7 +134,7 @@ def evaluate(
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help=f"Run folders, also of runs in progress{SHIPPED}."),
+        typer.Argument(metavar="RUN...", help=f"Run folders, also of runs in progress{OR_SHIPPED}."),
     ],
     out: Annotated[
         Path | None,

@@ -155,7 +155,8 @@ class Learner:
         """This process's rows of (x, y) ~ D; where wanted the first of them augmented for the contrast.
 
         Batches go through the epoch's order; what does not fill a last one waits for another epoch. Every
-        process augments all rows: then they do not depend on the number of processes.
+        process augments all rows: then they do not depend on the number of processes (with fewer chains than
+        images, which of them are contrasted does: each process takes its own first ones).
         """
         order = epoch_order(len(self.images), self.seed, now.epoch, self.images.index_device)
         first = (self.step % self.plan.steps_per_epoch) * self.batch_size

@@ -6,9 +6,9 @@ import typer
 
 from gmmc import pretrained
 
-SHIPPED = pretrained.listed(", or a model that ships with gmmc")
+OR_SHIPPED = pretrained.listed(", or a model that ships with gmmc")
 Run = Annotated[
-    str, typer.Argument(metavar="RUN", help=f"A run folder or a model.safetensors file{SHIPPED}.")
+    str, typer.Argument(metavar="RUN", help=f"A run folder or a model.safetensors file{OR_SHIPPED}.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 

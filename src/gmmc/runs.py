@@ -155,7 +155,8 @@ class RunFolder:
 
     def _read_state(self, path: Path, rank: int, processes: int) -> State:
         tensors, info = self._unpack_state(path)
-        if "processes" not in info:
+        rest = tensors.get("model.start.rest")  # of a Gaussian start: once per pixel, now per cosine
+        if "processes" not in info or (rest is not None and rest.dim() == 2):
             raise InputError(
                 f"{path} was written by an older gmmc; finish it with that, or start a new --out"
             )

@@ -30,8 +30,8 @@ class GaussianStart(nn.Module):
     Images are written in cosines over channels, rows and columns (the DCT), which for natural images are
     nearly independent. Among the `detail`·`detail` coarsest of each channel the covariance is held by its
     `rank` largest principal directions; what they leave of each cosine's variance, and all of the finer ones'
-    variance, is added independently. It takes kilobytes, not megabytes; with detail = 0 (all cosines) and
-    rank ≥ number of pixels it is exact.
+    variance, is added independently; of the finer ones the mean is taken for zero. It takes kilobytes, not
+    megabytes; with detail = 0 (all cosines) and rank ≥ number of pixels it is exact.
     """
 
     name = "Gaussian of the class's pixels"

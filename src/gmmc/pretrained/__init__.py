@@ -30,7 +30,7 @@ def find(run: str | Path) -> Path:
     A local folder that is no run, of data for example, does not hide a model of the same name.
     """
     path = Path(run)
-    if path.is_file() or any((path / name).is_file() for name in MAKES_A_RUN) or str(run) not in names():
+    if path.is_file() or any((path / name).is_file() for name in MAKES_A_RUN) or str(path) not in names():
         return path
     return SHIPPED / path
 

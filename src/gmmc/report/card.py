@@ -98,7 +98,7 @@ def numbers(run: Run) -> Table:
         ("accuracy", f"Classification{of_test_images('accuracy', run)}", ["top1"]),
         ("calibration", f"Calibration{of_test_images('calibration', run)}", ["fitted/ece"]),
         ("ood", f"Other images: AUROC of log p(x), {TEMPERATURES.get(at, at)}", None),
-        ("generation", f"Generated images{chains(run)}", ["fresh/fid"]),
+        ("generation", f"Generated images{chains(run)}", ["fresh/fid", "fresh/kid"]),
     ):
         lines = chosen(name, run, keys)
         table.lines += [Line(title, kind="group"), *lines, *doubts(name, [run])] if lines else []
@@ -111,7 +111,7 @@ def numbers(run: Run) -> Table:
 def threshold(run: Run) -> list[Line]:
     """Where it begins to abstain, as far as that is recorded."""
     rule = run.results["ood"].conditions.get("abstains") if "ood" in run.results else None
-    if not isinstance(rule, dict):
+    if not isinstance(rule, dict) or not {"score", "tpr", "below"} <= rule.keys():
         return []
     score = SCORES.get(str(rule["score"]), str(rule["score"]))
     label = f"{score} below which it abstains: {rule['tpr']:.0%} of the validation images are above"

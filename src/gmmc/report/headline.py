@@ -77,6 +77,7 @@ GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
         "Generation",
         (
             Wanted("FID of fresh chains, none left out", "fresh/fid"),
+            Wanted("KID of the same", "fresh/kid"),
             Wanted("FID of the replay buffer as it is", "buffer/fid"),
             # What others print is mostly of selected images too.
             Wanted("FID by the paper’s protocol", "paper/fid", "fid", ("hybrid",)),

@@ -28,6 +28,12 @@ def doubts(
     flags = []
     if network.doubt:
         flags.append(f"not comparable with published FIDs: {network.doubt}")
+    if model.trained.get("data_sha256", data.fingerprint) != data.fingerprint:
+        flags.append(
+            f"not measured by the data that the model was trained on: FID and KID are distances to "
+            f"{len(data.train) + len(data.valid):,} other images, and memorisation is looked for among "
+            f"{len(data.train):,} of them only"
+        )
     flags += doubts_of_counts(counts, network.dim)
     flags += doubts_of_chains(values, ranges, model.cfg.sample.steps)
     if buffer:
