@@ -84,5 +84,12 @@ def test_its_card_is_on_the_page(tmp_path, monkeypatch):
         main(["report", "cifar10"])
     assert done.value.code == 0
     page = (tmp_path / "runs" / "cifar10" / "report.html").read_text()
-    for words in ("Model card", "What it is for", "What it is not for", "Limits", "below which it abstains"):
+    for words in (
+        "Model card",
+        "What it is for",
+        "What it is not for",
+        "Limits",
+        "below which it abstains",
+        "KID of the same",
+    ):
         assert words in page

@@ -158,7 +158,13 @@ def interrupted(command, out, after=3):
     return told
 
 
-LONGER = ["generative.epochs=3", "train.log_every=2"]
+LONGER = [
+    "generative.epochs=3",
+    "train.log_every=2",
+    "buffer.chains=64",
+    "train.weights=bf16",
+    "objective.name=balanced",
+]
 
 
 @pytest.mark.slow

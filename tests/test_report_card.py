@@ -90,6 +90,7 @@ def test_numbers_are_those_of_the_table_of_all_runs(page):
         "test accuracy",
         "ECE with γ² fitted on validation images",
         "FID of fresh chains, none left out",
+        "KID of the same",
         WORST,
         PGD,
     }
