@@ -141,7 +141,7 @@ def shipped_table() -> str:
             "–",
         ],
         [
-            f"FID of these {count:,} (few: too high)",
+            f"FID of these {count:,} (few: too high; of {told['images']['test']} real ones {values['test/fid']:.1f})",
             f"{values['fresh/fid']:.1f}",
             f"*{paper['fid']}*, selected",
         ],

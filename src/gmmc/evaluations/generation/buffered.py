@@ -39,7 +39,7 @@ def read_buffer(folder: RunFolder | None, model: Classifier) -> Buffer:
     except (InputError, OSError):  # whose advice is for one who wants to go on with the training
         state = None
     if state is None:
-        raise InputError(f"{folder.path} keeps no intact state of the training")
+        raise InputError(f"{folder.path.name} keeps no intact state of the training")
     if "buffer.images" not in state.shard:
         raise InputError("the training had no replay buffer")
     images = state.shard["buffer.images"]

@@ -30,9 +30,9 @@ def doubts(
         flags.append(f"not comparable with published FIDs: {network.doubt}")
     if model.trained.get("data_sha256", data.fingerprint) != data.fingerprint:
         flags.append(
-            f"not measured by the data that the model was trained on: FID and KID are distances to "
-            f"{len(data.train) + len(data.valid):,} other images, and memorisation is looked for among "
-            f"{len(data.train):,} of them only"
+            f"not measured by the data that the model was trained on, or by a part of them: FID and KID are "
+            f"distances to these {len(data.train) + len(data.valid):,} images, and memorisation is looked for "
+            f"among {len(data.train):,} of them only"
         )
     flags += doubts_of_counts(counts, network.dim)
     flags += doubts_of_chains(values, ranges, model.cfg.sample.steps)
