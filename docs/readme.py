@@ -133,7 +133,7 @@ def shipped_table() -> str:
         )
     values, told = drawn["values"], drawn["conditions"]
     low, high = drawn["intervals"]["fresh/kid"]
-    count = told["images"]["fresh"]
+    count, real = told["images"]["fresh"], told["images"]["test"]
     rows += [
         [
             f"KID × 1000 of {count:,} fresh chains",
@@ -141,7 +141,7 @@ def shipped_table() -> str:
             "–",
         ],
         [
-            f"FID of these {count:,} (few: too high; of {told['images']['test']} real ones {values['test/fid']:.1f})",
+            f"FID of these {count:,} (few: too high; of {real} real ones {values['test/fid']:.1f})",
             f"{values['fresh/fid']:.1f}",
             f"*{paper['fid']}*, selected",
         ],

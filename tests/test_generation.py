@@ -107,6 +107,14 @@ class TestWhole:
         assert evaluate(*digits, FEW, RunFolder(run)).entry() == result.entry()
 
 
+def test_other_data_than_the_model_s_are_told(model, data):
+    cfg = EvaluateConfig(generated=8, generated_by_steps=0)
+    said = "not measured by the data that the model was trained on"
+    for fingerprint, count in ((data.fingerprint, 0), ("0" * 64, 1)):
+        model.trained = {"data_sha256": fingerprint}
+        assert sum(flag.startswith(said) for flag in evaluate(model, data, cfg).flags) == count
+
+
 class TestWithoutABuffer:
     def test_is_told_and_the_rest_is_measured(self, model, data):
         result = evaluate(model, data, EvaluateConfig(generated=8, generated_by_steps=0))

@@ -29,9 +29,10 @@ def doubts(
     if network.doubt:
         flags.append(f"not comparable with published FIDs: {network.doubt}")
     if model.trained.get("data_sha256", data.fingerprint) != data.fingerprint:
+        seen = len(data.train) + len(data.valid)
         flags.append(
             f"not measured by the data that the model was trained on, or by a part of them: FID and KID are "
-            f"distances to these {len(data.train) + len(data.valid):,} images, and memorisation is looked for "
+            f"distances to these {seen:,} images, and memorisation is looked for "
             f"among {len(data.train):,} of them only"
         )
     flags += doubts_of_counts(counts, network.dim)
