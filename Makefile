@@ -3,10 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 
-.PHONY: help demo test test-slow check format readme clean
+.PHONY: help install demo test test-slow check format readme clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: .venv/product ## the gmmc command in .venv, a minute or two
 
 demo: .venv/product ## train on the digits, evaluate, draw samples, write a report: about four minutes
 	$(BIN)/gmmc train recipes/digits.toml --out runs/demo
