@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from gmmc import cli, config
+from gmmc import cli, config, pretrained
 from gmmc.comparison import compare, show
 from gmmc.comparison.picture import spread
 from gmmc.errors import InputError
@@ -392,7 +392,12 @@ def test_bad_input_is_refused_in_one_line(base, tmp_path):
     for runs, place, words in (
         ([], out, "RUN must be at least one run folder, got none"),
         ([out], out, "RUN must be at least one run folder, got none"),
-        ([base, empty], out, f"RUN must be a run folder, with a config.toml in it, got '{empty}'"),
+        (
+            [base, empty],
+            out,
+            f"RUN must be a run folder, with a config.toml in it, got '{empty}'"
+            f"{pretrained.listed('; models that ship with gmmc')}",
+        ),
         ([base, results], out, f"RUN must be a run folder, with a config.toml in it, got '{results}'"),
         (
             [base, broken],

@@ -30,9 +30,14 @@ def find(run: str | Path) -> Path:
     A local folder that is no run, of data for example, does not hide a model of the same name.
     """
     path = Path(run)
-    if path.is_file() or any((path / name).is_file() for name in MAKES_A_RUN) or str(path) not in names():
+    if path.is_file() or any((path / name).is_file() for name in MAKES_A_RUN) or _bare(run) not in names():
         return path
     return SHIPPED / path
+
+
+def _bare(run: str | Path) -> str:
+    """A name as it is typed; completed by a shell it ends in a slash, where a folder has it too."""
+    return str(run).rstrip("/")
 
 
 def is_shipped(run: str | Path) -> bool:
