@@ -15,7 +15,9 @@ from gmmc.errors import InputError
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 8), (3, 32, 32), (1, 9, 13)])
-@pytest.mark.parametrize(("name", "own_dim"), [("small_cnn", 64), ("wrn-10-1", 64), ("wrn-16-2", 128)])
+@pytest.mark.parametrize(
+    ("name", "own_dim"), [("small_cnn", 64), ("wrn-10-1", 64), ("wrn-16-2", 128), ("mlp-2-32", 32)]
+)
 @pytest.mark.parametrize("dim", [0, 12])
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_every_backbone_takes_every_shape(name, own_dim, shape, dim, norm):
@@ -24,7 +26,7 @@ def test_every_backbone_takes_every_shape(name, own_dim, shape, dim, norm):
     assert bool(batch_norms(backbone)) == (norm == "batch")
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "wrn-16-2"])
+@pytest.mark.parametrize("name", ["small_cnn", "wrn-16-2", "mlp-2-32"])
 def test_features_of_an_image_do_not_depend_on_its_batch(name):
     """No normalisation: nothing of a neighbour is in them."""
     backbone = build_backbone(ModelConfig(name), (1, 8, 8))
@@ -34,7 +36,7 @@ def test_features_of_an_image_do_not_depend_on_its_batch(name):
     assert not has_live_statistics(backbone)
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "wrn-16-2"])
+@pytest.mark.parametrize("name", ["small_cnn", "wrn-16-2", "mlp-1-8"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_activation_is_the_one_asked_for(name, activation):
     backbone = build_backbone(ModelConfig(name, activation=activation), (1, 8, 8))
@@ -48,7 +50,7 @@ def test_the_default_activations_are_those_of_the_paper_and_of_the_demo():
     assert any(isinstance(m, nn.SiLU) for m in small.modules())
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "wrn-10-1"])
+@pytest.mark.parametrize("name", ["small_cnn", "wrn-10-1", "mlp-2-8"])
 class TestStatistics:
     def backbone(self, name):
         return build_backbone(ModelConfig(name, norm="batch"), (1, 8, 8))
@@ -81,6 +83,21 @@ class TestStatistics:
         assert [norm.training for norm in batch_norms(backbone)][:2] == [False, True]
 
 
+@pytest.mark.parametrize("numbers", [1, 2, 30])
+def test_an_mlp_takes_vectors(numbers):
+    backbone = build_backbone(ModelConfig("mlp-2-16", dim=5), (numbers, 1, 1))
+    assert backbone(torch.rand(3, numbers, 1, 1)).shape == (3, 5)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_mlp_keeps_the_size_of_its_input(activation):
+    """Else it takes long to learn a curved boundary between numbers in [−1, 1]; torch's own keeps a tenth."""
+    torch.manual_seed(0)
+    backbone = build_backbone(ModelConfig("mlp-2-64", dim=8, activation=activation), (2, 1, 1))
+    x = torch.rand(500, 2, 1, 1) * 2 - 1
+    assert backbone(x).std(0).mean() > 0.5 * x.std()
+
+
 @pytest.mark.parametrize(("name", "millions"), [("wrn-28-10", 36.5), ("wrn-28-4", 5.8), ("wrn-28-2", 1.5)])
 def test_wide_resnets_have_the_known_size(name, millions):
     with torch.device("meta"):
@@ -93,13 +110,16 @@ def test_wide_resnets_have_the_known_size(name, millions):
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("resnet", (3, 32, 32), "model.backbone must be 'small_cnn' or 'wrn-DEPTH-WIDTH'.*got 'resnet'"),
+        ("resnet", (3, 32, 32), "must be 'small_cnn', 'wrn-DEPTH-WIDTH'.*'mlp-DEPTH-WIDTH'.*got 'resnet'"),
         ("wrn", (3, 32, 32), "model.backbone must be"),
         ("wrn-28-0", (3, 32, 32), "model.backbone must be"),
         ("wrn-27-10", (3, 32, 32), r"6n \+ 4, from 10 to 1000, got 27"),
         ("wrn-4-1", (3, 32, 32), r"6n \+ 4, from 10 to 1000, got 4"),
         ("wrn-10-101", (3, 32, 32), "at most 100, got 101"),
         ("small_cnn", (2, 32, 32), "1 or 3 channels, got 2"),
+        ("wrn-10-1", (5, 1, 1), "1 or 3 channels, got 5"),
+        ("mlp-0-8", (5, 1, 1), "model.backbone must be"),
+        ("mlp-101-8", (5, 1, 1), "at most 100 layers of at most 100000 units, got 101, 8"),
         ("small_cnn", (1, 7, 32), "at least 8×8, got 7×32"),
     ],
 )

@@ -15,7 +15,11 @@ from gmmc.objectives import OBJECTIVES, SHAPES
 from gmmc.sampling import SAMPLERS
 from gmmc.train import train
 
-EXAMPLES = {"small_cnn": "small_cnn", r"wrn-(\d+)-([1-9]\d*)": "wrn-10-1"}  # a name for each pattern
+EXAMPLES = {  # a name for each pattern
+    "small_cnn": "small_cnn",
+    r"wrn-(\d+)-([1-9]\d*)": "wrn-10-1",
+    r"mlp-([1-9]\d*)-([1-9]\d*)": "mlp-1-16",
+}
 SCHEDULES = ("step", "cosine")
 COMPANIONS = {  # what a choice needs beside it
     ("model", "head", "lda"): {"objective": {"name": "balanced"}},

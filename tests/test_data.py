@@ -1,10 +1,12 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from gmmc import data
 from gmmc.config import AugmentConfig, DataConfig
-from gmmc.data import Dataset, LabelledImages, from_arrays, hold_out
+from gmmc.data import Dataset, LabelledImages, from_arrays, hold_out, outside
 from gmmc.data.augment import augment, random_shift
 from gmmc.errors import InputError
 
@@ -89,7 +91,11 @@ def dataset(labels, class_names=("a", "b"), valid=(), size=8):
         (lambda: dataset([0, -1]), r"train labels must lie in 0..1, got -1..0"),
         (lambda: dataset([0, 0]), "every class needs a training image, got none for b"),
         (lambda: dataset([0, 1], valid=[0], size=9), r"valid images must be \(1, 8, 8\) like train"),
-        (lambda: LabelledImages(images_of(2).float(), torch.zeros(2, dtype=torch.int64)), "uint8"),
+        (
+            lambda: LabelledImages(images_of(2).double(), torch.zeros(2, dtype=torch.int64)),
+            "uint8 or float32",
+        ),
+        (lambda: LabelledImages(images_of(2) + 2.0, torch.zeros(2, dtype=torch.int64)), "from 2 to 2"),
         (lambda: LabelledImages(images_of(2), torch.zeros(3, dtype=torch.int64)), "2 whole numbers"),
         (lambda: LabelledImages(images_of(2), torch.zeros(2)), "int64"),
         (lambda: dataset([0, 0], ["a"]), "images of at least two classes, got 'a'"),
@@ -99,6 +105,22 @@ def dataset(labels, class_names=("a", "b"), valid=(), size=8):
 def test_bad_data_is_refused(make, message):
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_a_part_of_the_data_may_lack_a_class():
+    part = dataclasses.replace(dataset([0, 1]), train=dataset([0, 1]).train[:1], partial=True)
+    assert part.class_counts.tolist() == [1, 0]
+
+
+def test_floating_point_images_are_as_good_as_bytes():
+    images = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
+    labels = torch.tensor([0, 1, 0, 1])
+    of_bytes, of_floats = (
+        Dataset(part, part, part, ("a", "b"))
+        for part in (LabelledImages(images, labels), LabelledImages(images / 255, labels))
+    )
+    for name in ("inverted", "interp"):
+        assert torch.equal(outside(name, of_bytes), outside(name, of_floats))
 
 
 def test_shift_only_moves():

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from gmmc.errors import InputError
-from gmmc.pixels import as_batch, to_signed, to_uint8, to_unit
+from gmmc.pixels import as_batch, as_uint8, to_signed, to_uint8, to_unit
 
 
 def test_every_byte_survives_the_round_trip():
@@ -15,7 +15,14 @@ def test_every_byte_survives_the_round_trip():
 
 def test_uint8_and_unit_images_mean_the_same():
     bytes_ = torch.arange(256, dtype=torch.uint8)
-    assert torch.allclose(to_signed(bytes_), to_signed(bytes_.double() / 255), atol=1e-6)
+    assert torch.allclose(to_signed(bytes_), to_signed(bytes_.float() / 255), atol=1e-6)
+    assert torch.equal(as_uint8(bytes_.double() / 255), as_uint8(bytes_))
+
+
+def test_float64_stays_float64():
+    images = torch.rand(2, 1, 8, 8, dtype=torch.float64)
+    assert to_signed(as_batch(images, (1, 8, 8))).dtype == torch.float64
+    assert (to_unit(to_signed(images)) - images).abs().max() < 1e-15
 
 
 @pytest.mark.parametrize("layout", [(4, 1, 8, 9), (4, 8, 9), (4, 8, 9, 1)])

@@ -1,5 +1,6 @@
 """Feature extractors φ: images in [−1, 1] → (B, d). By default without any normalisation (Appendix B)."""
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ MIN_SIZE = 8
 # The order of pixels and channels in memory that convolutions are fastest with, on GPUs and CPUs.
 LAYOUT = torch.channels_last
 SLOPE = 0.2  # of LeakyReLU
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "leaky_relu": lambda: nn.LeakyReLU(SLOPE),
@@ -34,10 +36,9 @@ class Parts:
     def convolution(self, width_in: int, width_out: int, size: int, stride: int = 1) -> nn.Conv2d:
         return nn.Conv2d(width_in, width_out, size, stride=stride, padding=size // 2)
 
-    def normalised(self, width: int) -> list[nn.Module]:
+    def normalised(self, width: int, norm: type[BatchNorm] = nn.BatchNorm2d) -> list[nn.Module]:
         """Batch norm, if any, then the activation."""
-        norm: list[nn.Module] = [nn.BatchNorm2d(width)] if self.batch_norm else []
-        return [*norm, ACTIVATIONS[self.activation]()]
+        return [*([norm(width)] if self.batch_norm else []), ACTIVATIONS[self.activation]()]
 
 
 class Block(nn.Module):
@@ -57,8 +58,9 @@ class Block(nn.Module):
         return self.conv2(self.before2(h)) + self.shortcut(x)
 
 
-def wide_resnet(depth: int, width: int, *, channels: int, dim: int, parts: Parts) -> nn.Sequential:
+def wide_resnet(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts) -> nn.Sequential:
     """WRN-depth-width (Zagoruyko & Komodakis). dim=0: no linear layer after pooling, d = 64·width."""
+    channels = _channels(shape)
     if not 10 <= depth <= 1000 or (depth - 4) % 6:
         raise InputError(f"the depth of a wide ResNet must be 6n + 4, from 10 to 1000, got {depth}")
     if width > 100:
@@ -76,46 +78,69 @@ def wide_resnet(depth: int, width: int, *, channels: int, dim: int, parts: Parts
     return nn.Sequential(*layers)
 
 
-def small_cnn(*, channels: int, dim: int, parts: Parts) -> nn.Sequential:
+def small_cnn(*, shape: Shape, dim: int, parts: Parts) -> nn.Sequential:
     """Four convolutions for images of 8×8 and a little more; dim=0 means 64."""
     layers: list[nn.Module] = []
-    width_in = channels
+    width_in = _channels(shape)
     for width_out, stride in ((16, 1), (16, 1), (32, 2), (64, 1)):
         layers += [parts.convolution(width_in, width_out, 3, stride), *parts.normalised(width_out)]
         width_in = width_out
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(256, dim or 64))
 
 
-# Name, or pattern of names with sizes in them → builder and its own activation.
-BACKBONES: dict[str, tuple[Callable[..., nn.Sequential], str]] = {
-    r"small_cnn": (small_cnn, "silu"),
-    r"wrn-(\d+)-([1-9]\d*)": (wide_resnet, "leaky_relu"),
-}
+def mlp(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts) -> nn.Sequential:
+    """`depth` hidden layers of `width` units, for vectors or for images as vectors; dim=0 means `width`."""
+    if depth > 100 or width > 100_000:
+        raise InputError(f"an MLP must have at most 100 layers of at most 100000 units, got {depth}, {width}")
+    layers: list[nn.Module] = [nn.Flatten()]
+    width_in = math.prod(shape)
+    for _ in range(depth):
+        layers += [nn.Linear(width_in, width), *parts.normalised(width, nn.BatchNorm1d)]
+        width_in = width
+    network = nn.Sequential(*layers, nn.Linear(width_in, dim or width))
+    for layer in network:
+        if isinstance(layer, nn.Linear):  # torch's own start is so small that curves take long to learn
+            nn.init.kaiming_normal_(layer.weight, a=SLOPE)
+    return network
 
 
-def build_backbone(cfg: ModelConfig, shape: Shape) -> nn.Module:
-    """'small_cnn' or 'wrn-DEPTH-WIDTH' for images of the given shape."""
+def _channels(shape: Shape) -> int:
+    """Of an image that convolutions can be made for."""
     channels, height, width = shape
     if channels not in (1, 3):
         raise InputError(f"images must have 1 or 3 channels, got {channels}")
     if min(height, width) < MIN_SIZE:
         raise InputError(f"images must be at least {MIN_SIZE}×{MIN_SIZE}, got {height}×{width}")
+    return channels
+
+
+# Name, or pattern of names with sizes in them → builder and its own activation.
+BACKBONES: dict[str, tuple[Callable[..., nn.Sequential], str]] = {
+    r"small_cnn": (small_cnn, "silu"),
+    r"wrn-(\d+)-([1-9]\d*)": (wide_resnet, "leaky_relu"),
+    r"mlp-([1-9]\d*)-([1-9]\d*)": (mlp, "leaky_relu"),
+}
+
+
+def build_backbone(cfg: ModelConfig, shape: Shape) -> nn.Module:
+    """'small_cnn', 'wrn-DEPTH-WIDTH' or 'mlp-DEPTH-WIDTH' for images of the given shape."""
     for pattern, (build, own_activation) in BACKBONES.items():
         if match := re.fullmatch(pattern, cfg.backbone):
             activation = own_activation if cfg.activation == "default" else cfg.activation
             parts = Parts(activation, batch_norm=cfg.norm != "none")
-            network: Any = build(*map(int, match.groups()), channels=channels, dim=cfg.dim, parts=parts)
+            network: Any = build(*map(int, match.groups()), shape=shape, dim=cfg.dim, parts=parts)
             return network.to(memory_format=LAYOUT)
     raise InputError(
-        f"model.backbone must be 'small_cnn' or 'wrn-DEPTH-WIDTH' (wrn-28-10), got {cfg.backbone!r}"
+        "model.backbone must be 'small_cnn', 'wrn-DEPTH-WIDTH' (wrn-28-10) or 'mlp-DEPTH-WIDTH' (mlp-2-64), "
+        f"got {cfg.backbone!r}"
     )
 
 
 # --- batch statistics ---
 
 
-def batch_norms(module: nn.Module) -> list[nn.BatchNorm2d]:
-    return [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
+def batch_norms(module: nn.Module) -> list[BatchNorm]:
+    return [part for part in module.modules() if isinstance(part, BatchNorm)]
 
 
 def has_live_statistics(module: nn.Module) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gmmc.errors import InputError
+from gmmc.precision import full_precision
 
 
 def simplex_means(
@@ -87,8 +88,3 @@ def labels_at(quantiles: Tensor, priors: Tensor) -> Tensor:
     """The class in which each quantile in [0, 1) falls: uniform quantiles give y′ ~ π."""
     edges = priors.double().cumsum(0)
     return torch.bucketize(quantiles.double(), edges[:-1], right=True)
-
-
-def full_precision(x: Tensor) -> Tensor:
-    """Half-precision squares lose a tenth of a small energy; float64 is kept (gradient checks)."""
-    return x if x.dtype == torch.float64 else x.float()

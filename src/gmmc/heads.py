@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gmmc import core
+from gmmc.precision import full_precision
 
 
 class Head(nn.Module, ABC):
@@ -87,7 +88,7 @@ class LinearHead(Head):
 
     def unit_energies(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):  # energies stay in full precision
-            x = core.full_precision(features)
+            x = full_precision(features)
             return -F.linear(x, self.linear.weight.to(x.dtype), self.linear.bias.to(x.dtype))
 
     def logits_of(self, unit_energies: Tensor, gamma2: Tensor | float) -> Tensor:

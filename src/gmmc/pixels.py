@@ -1,6 +1,7 @@
 """The only place where pixel ranges are converted.
 
-Users hold uint8 or [0, 1]; batches, buffer and sampler hold [−1, 1].
+Users hold uint8 or [0, 1]; batches, buffer and sampler hold [−1, 1]. A vector of n numbers is an image of n
+channels and one pixel. Float64 stays float64: with a network of that precision, all of it is.
 """
 
 import numpy as np
@@ -8,28 +9,34 @@ import torch
 from torch import Tensor
 
 from gmmc.errors import InputError
+from gmmc.precision import full_precision
 
 Shape = tuple[int, int, int]  # channels, height, width
 
 
 def as_unit(images: Tensor) -> Tensor:
-    """uint8 or [0, 1] → float32 in [0, 1]."""
-    return images.float() / 255 if images.dtype == torch.uint8 else images.float()
+    """uint8 or [0, 1] → floating point in [0, 1]."""
+    return images.float() / 255 if images.dtype == torch.uint8 else full_precision(images)
 
 
 def to_signed(images: Tensor) -> Tensor:
-    """uint8 or [0, 1] → float32 in [−1, 1]."""
+    """uint8 or [0, 1] → floating point in [−1, 1]."""
     return as_unit(images) * 2 - 1
 
 
 def to_unit(signed: Tensor) -> Tensor:
-    """[−1, 1] → float32 in [0, 1]."""
-    return (signed.float() + 1) / 2
+    """[−1, 1] → floating point in [0, 1]."""
+    return (full_precision(signed) + 1) / 2
 
 
 def to_uint8(unit: Tensor) -> Tensor:
     """[0, 1] → uint8, as image files store it."""
     return (unit * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def as_uint8(images: Tensor) -> Tensor:
+    """uint8 or [0, 1] → uint8."""
+    return images if images.dtype == torch.uint8 else to_uint8(images)
 
 
 def as_batch(images, shape: Shape) -> Tensor:
@@ -54,8 +61,13 @@ def as_batch(images, shape: Shape) -> Tensor:
         return batch
     if not batch.is_floating_point():
         raise InputError(f"images must be uint8 or floating point in [0, 1], got {batch.dtype}")
-    if batch.numel():
-        low, high = batch.detach().min().item(), batch.detach().max().item()
+    check_range(batch)
+    return full_precision(batch)
+
+
+def check_range(images: Tensor) -> None:
+    """Refuse floating point numbers outside of [0, 1]."""
+    if images.is_floating_point() and images.numel():
+        low, high = images.detach().min().item(), images.detach().max().item()
         if not (low >= 0 and high <= 1):  # also false for NaN
             raise InputError(f"floating point images must lie in [0, 1], got values from {low:g} to {high:g}")
-    return batch.float()

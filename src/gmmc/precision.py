@@ -1,10 +1,11 @@
-"""float32 as it is, where a number is to be compared with others."""
+"""Enough digits, where a number is to be compared with others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 @contextmanager
@@ -18,3 +19,8 @@ def full_float32() -> Iterator[None]:
         yield
     finally:
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+
+
+def full_precision(x: Tensor) -> Tensor:
+    """Half-precision squares lose a tenth of a small energy; float64 is kept (gradient checks, vectors)."""
+    return x if x.dtype == torch.float64 else x.float()

@@ -26,15 +26,25 @@ from gmmc.progress import Progress
 from gmmc.ranks import is_leader
 from gmmc.rollback import roll_back
 from gmmc.runs import RunFolder, State
-from gmmc.warm_start import load_start
+from gmmc.warm_start import check_fit, load_start
 from gmmc.watching import Watch
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifier:
-    """Train in the folder `out`, going on where an earlier call with the same configuration stopped."""
+def train(
+    cfg: Config,
+    out: str | Path,
+    data: Dataset | None = None,
+    *,
+    start: Classifier | None = None,
+    silent: bool = False,
+) -> Classifier:
+    """Train in the folder `out`, going on where an earlier call with the same configuration stopped.
+
+    `start`: a model in memory to begin with, in place of `train.start` or random weights.
+    """
     if data is None:
         cfg = dataclasses.replace(cfg, data=data_sources.located(cfg.data))
         data = data_sources.load(cfg.data, cfg.train.seed)
@@ -43,7 +53,10 @@ def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifi
     check(cfg, data, world_size(cfg.train))
     fabric = build_fabric(cfg.train)
     folder = RunFolder(out)
-    start = None if folder.begun else load_start(cfg, data)
+    if start is not None:
+        check_fit(start, cfg, data)
+    elif not folder.begun:
+        start = load_start(cfg, data)
     watched = cfg.train.fid_every and cfg.samples and is_leader()
     watch = Watch(cfg, data, fabric.device) if watched else None
     with folder.opened_for(cfg) if is_leader() else nullcontext():
@@ -61,7 +74,7 @@ def train(cfg: Config, out: str | Path, data: Dataset | None = None) -> Classifi
         learner = Learner(cfg, data, fabric, start)
         del start  # it would take up memory for the whole training
         total = learner.plan.work(learner.plan.total)
-        with Progress("training", total, silent=not is_leader()) as bar, interruptible() as stop:
+        with Progress("training", total, silent=silent or not is_leader()) as bar, interruptible() as stop:
             Loop(learner, folder, bar, stop, watch).run(state)
         model = learner.finish()
         if is_leader():

@@ -25,7 +25,7 @@ def load_start(cfg: Config, data: Dataset) -> Classifier | None:
     start.trained["sha256"] = pack(start.state_dict(), {})[1]
     if metrics:
         start.trained["seconds"] = metrics[-1].get("seconds", 0.0)
-    _check_fit(start, cfg, data)
+    check_fit(start, cfg, data)
     if start.trained["data_sha256"] != data.fingerprint:
         raise InputError(
             f"train.start must have the same training images, got {cfg.train.start}, which may have seen "
@@ -34,7 +34,8 @@ def load_start(cfg: Config, data: Dataset) -> Classifier | None:
     return start
 
 
-def _check_fit(start: Classifier, cfg: Config, data: Dataset) -> None:
+def check_fit(start: Classifier, cfg: Config, data: Dataset) -> None:
+    """Refuse a model whose weights would not fit."""
     if (start.shape, start.class_names) != (data.shape, data.class_names):
         raise InputError(
             f"train.start must be a model of the same classes and image size, got {len(start.class_names)} "

@@ -118,12 +118,13 @@ def _contradictions(cfg: Config) -> Iterator[tuple[bool, str]]:
 # --- in -------------------------------------------------------------------------------------------
 
 
-def load(path: str | Path, overrides: typing.Iterable[str] = ()) -> Config:
-    """Read a recipe and apply overrides such as 'train.beta=0.5'."""
+def load(path: str | Path, overrides: typing.Iterable[str] | typing.Mapping[str, Any] = ()) -> Config:
+    """Read a recipe and apply overrides such as 'train.beta=0.5', or {"train.beta": 0.5}."""
     path = find_recipe(path)
     tree = read_toml(path)
-    for override in overrides:
-        _apply_override(tree, override)
+    pairs = overrides.items() if isinstance(overrides, typing.Mapping) else map(_parsed, overrides)
+    for key, value in pairs:
+        _apply_override(tree, key, value)
     return from_dict(tree)
 
 
@@ -167,15 +168,21 @@ def from_dict(tree: dict[str, Any]) -> Config:
     return _build(Config, tree, "")
 
 
-def _apply_override(tree: dict[str, Any], override: str) -> None:
+def _parsed(override: str) -> tuple[str, Any]:
+    """'key=value' → key and value."""
     key, equals, text = override.partition("=")
-    section, dot, name = key.strip().partition(".")
-    if not (equals and dot and section and name):
+    if not equals:
         raise InputError(f"an override must look like section.key=value, got {override!r}")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        return key.strip(), tomllib.loads(f"value = {text}")["value"]
     except ValueError:  # TOML's own error is one, and so is a number of thousands of digits
-        value = text.strip()  # a bare word is a string: model.backbone=wrn-28-4
+        return key.strip(), text.strip()  # a bare word is a string: model.backbone=wrn-28-4
+
+
+def _apply_override(tree: dict[str, Any], key: str, value: Any) -> None:
+    section, dot, name = key.partition(".")
+    if not (dot and section and name):
+        raise InputError(f"an override must look like section.key=value, got {f'{key}={value}'!r}")
     table = tree.setdefault(section, {})
     if isinstance(table, dict):  # otherwise the recipe itself is wrong and is refused below
         table[name] = value

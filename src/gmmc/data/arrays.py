@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gmmc.data.splits import TEST_SEED, Dataset, LabelledImages, hold_out
 from gmmc.errors import InputError
-from gmmc.pixels import as_batch, to_uint8
+from gmmc.pixels import as_batch, as_uint8
 
 CHANNELS = (1, 3)
 
@@ -51,7 +51,7 @@ def _pixels(images) -> Tensor:
         raise InputError(
             f"images must have the shape (N, height, width), or four axes with {one}, got {shape}"
         )
-    return (batch if batch.dtype == torch.uint8 else to_uint8(batch)).contiguous()
+    return as_uint8(batch).contiguous()
 
 
 def _classes(labels, class_names: Sequence[str] | None, count: int) -> tuple[Tensor, tuple[str, ...]]:

@@ -15,6 +15,7 @@ from gmmc.data.reading import fitted
 from gmmc.data.speaking import say
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
+from gmmc.pixels import as_uint8
 from gmmc.randomness import generator
 
 
@@ -87,7 +88,7 @@ def find_outside(name: str, data: Dataset, seed: int = 0) -> Outside:
     if name in GENERATED:
         if len(data.test) == 0:
             raise InputError(f"{name} is made from test images, got none")
-        images = GENERATED[name](data.test.images, generator(seed, "outside", name))
+        images = GENERATED[name](as_uint8(data.test.images), generator(seed, "outside", name))
         return Outside(name, images, paired=name in PAIRED)
     if name == "digits":
         return Outside(name, fitted(digits(DataConfig()).test.images, data.shape))

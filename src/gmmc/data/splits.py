@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gmmc.errors import InputError
-from gmmc.pixels import Shape
+from gmmc.pixels import Shape, check_range
 from gmmc.randomness import generator
 
 TEST_SHARE = 0.2
@@ -17,17 +17,18 @@ TEST_SEED = 0  # fixed: the test images are the same for every run
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """uint8 images (N, channels, height, width) and their classes (N,)."""
+    """Images (N, channels, height, width), uint8 or float32 in [0, 1], and their classes (N,)."""
 
     images: Tensor
     labels: Tensor
 
     def __post_init__(self):
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+        if self.images.dtype not in (torch.uint8, torch.float32) or self.images.ndim != 4:
             raise InputError(
-                "images must be uint8 of the shape (N, channels, height, width), "
+                "images must be uint8 or float32 of the shape (N, channels, height, width), "
                 f"got {self.images.dtype} of the shape {tuple(self.images.shape)}"
             )
+        check_range(self.images)
         if self.labels.dtype != torch.int64 or tuple(self.labels.shape) != (len(self.images),):
             raise InputError(
                 f"labels must be {len(self.images)} whole numbers (int64), one per image, "
@@ -64,6 +65,7 @@ class Dataset:
     name: str = "arrays"
     root: str = ""  # where further named sets are looked for
     notes: tuple[str, ...] = ()  # what was done to the images when they were read
+    partial: bool = False  # whether classes may lack images, which come in another part
 
     def __post_init__(self):
         object.__setattr__(self, "class_names", tuple(self.class_names))
@@ -89,7 +91,7 @@ class Dataset:
         missing = [
             name for name, n in zip(self.class_names, self.class_counts.tolist(), strict=True) if n == 0
         ]
-        if missing:
+        if missing and not self.partial:
             raise InputError(f"every class needs a training image, got none for {', '.join(missing)}")
 
     def __repr__(self) -> str:
