@@ -25,7 +25,8 @@ LAYERS = [
     {"learner", "evaluations"},
     {"rollback", "telling", "watching", "bench"},
     {"train"},
-    {"report", "commands"},
+    {"report"},
+    {"commands", "estimator", "export", "hub"},
     {"comparison"},
     {"cli"},
 ]

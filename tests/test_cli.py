@@ -14,7 +14,7 @@ from gmmc import __version__, cli
 from gmmc.data import Dataset
 from gmmc.train import train
 
-COMMANDS = ["train", "evaluate", "compare", "report", "sample", "predict", "bench"]
+COMMANDS = ["train", "evaluate", "compare", "report", "sample", "predict", "export", "bench"]
 
 
 def gmmc(*arguments, capsys):

@@ -7,19 +7,34 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from gmmc.errors import Diverged, InputError
+    from gmmc.estimator import GMMCClassifier
     from gmmc.evaluations import evaluate
+    from gmmc.hub import from_pretrained, save_pretrained
     from gmmc.models import Classifier
     from gmmc.runs import load
 
 _HOME = {
     "Classifier": "gmmc.models",
     "Diverged": "gmmc.errors",
+    "GMMCClassifier": "gmmc.estimator",
     "InputError": "gmmc.errors",
     "evaluate": "gmmc.evaluations",
+    "from_pretrained": "gmmc.hub",
     "load": "gmmc.runs",
+    "save_pretrained": "gmmc.hub",
 }
 
-__all__ = ["Classifier", "Diverged", "InputError", "__version__", "evaluate", "load"]
+__all__ = [
+    "Classifier",
+    "Diverged",
+    "GMMCClassifier",
+    "InputError",
+    "__version__",
+    "evaluate",
+    "from_pretrained",
+    "load",
+    "save_pretrained",
+]
 
 
 def __getattr__(name: str):

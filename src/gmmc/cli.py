@@ -11,7 +11,26 @@ import typer
 
 from gmmc import __version__, pretrained, printing, records
 from gmmc.errors import Diverged, InputError, Interrupted, is_lost_process, is_out_of_memory
-from gmmc.options import OR_SHIPPED, Attacked, Attacks, Device, Features, Generated, Run, Surrogate
+from gmmc.options import (
+    OR_SHIPPED,
+    Attacked,
+    Attacks,
+    Device,
+    DrawnOut,
+    Features,
+    Generated,
+    Label,
+    Number,
+    Ood,
+    Opset,
+    Place,
+    Resize,
+    Run,
+    Score,
+    Steps,
+    Surrogate,
+    Tpr,
+)
 from gmmc.ranks import is_leader
 
 app = typer.Typer(
@@ -89,13 +108,7 @@ def evaluate(
             "validation (no test image is looked at).",
         ),
     ] = None,
-    ood: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="ood: a set of other images: noise, constant, interp, inverted, rotated, a named set, a "
-            "folder or a parquet file; repeat for several. Default: the recipe's."
-        ),
-    ] = None,
+    ood: Ood = None,
     samples: Annotated[
         int | None, typer.Option(help="samples: chains to draw; default: the recipe's.", min=1)
     ] = None,
@@ -176,29 +189,16 @@ def compare(
 )
 def sample(
     run: Run,
-    number: Annotated[
-        int, typer.Option("--number", "-n", help="How many images.", min=1, max=10_000_000)
-    ] = 100,
-    label: Annotated[
-        list[str] | None,
-        typer.Option(help="A class, by name; repeat for several. Default: drawn from the priors."),
-    ] = None,
+    number: Number = 100,
+    label: Label = None,
     balanced: Annotated[
         bool, typer.Option("--balanced", help="All classes in turn: as many of each, as FID is measured.")
     ] = False,
     seed: Annotated[
         int, typer.Option(help="Seed of the first image; the next has seed + 1.", min=0, max=2**62)
     ] = 0,
-    steps: Annotated[
-        int | None, typer.Option(help="Sampler steps; default: the model's own.", min=1, max=1_000_000)
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder, or a file that ends in .npz or .parquet; default: samples/ in the run, or in "
-            "runs/NAME for a shipped model."
-        ),
-    ] = None,
+    steps: Steps = None,
+    out: DrawnOut = None,
     device: Device = "auto",
 ) -> None:
     """Draw images from noise. Run the same command again to go on after an interruption.
@@ -227,22 +227,9 @@ def predict(
     run: Run,
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image files.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per image.")] = False,
-    resize: Annotated[
-        bool | None,
-        typer.Option(
-            "--resize/--no-resize",
-            help="Crop and resize images of another size, or refuse them. Default: as was done with the "
-            "training images (data.size); with a model that ships with gmmc, resize.",
-        ),
-    ] = None,
-    score: Annotated[
-        str | None,
-        typer.Option(help="log_density, max_posterior or gradient_norm; default: the recipe's."),
-    ] = None,
-    tpr: Annotated[
-        float | None,
-        typer.Option(help="Share of images like the training images to accept; default: the recipe's."),
-    ] = None,
+    resize: Resize = None,
+    score: Score = None,
+    tpr: Tpr = None,
     device: Device = "auto",
 ) -> None:
     """Classify image files, and say which the model has not seen the like of.
@@ -260,6 +247,30 @@ def predict(
             print(json.dumps(row, ensure_ascii=False))
         return
     printing.print_predictions(rows)
+
+
+@app.command(epilog=example("gmmc export cifar10 cifar10.onnx   or   gmmc export runs/demo my-digits"))
+def export(run: Run, place: Place, opset: Opset = None) -> None:
+    """Write a model for use elsewhere: one ONNX graph, or a folder in the layout of the Hugging Face Hub.
+
+    .onnx: images in [0, 1] to logits, posterior and log_density, for any number of images and without torch;
+    class names, γ² and the threshold to abstain by are in its metadata. Checked with onnxruntime.
+
+    A folder: model.safetensors, config.json and README.md, the model card with the numbers of results.json;
+    gmmc.from_pretrained reads it, and so does gmmc predict.
+    """
+    from gmmc import export, hub, runs
+
+    if not export.is_graph(place):
+        if opset is not None:
+            raise InputError(f"--opset is for a file that ends in {export.ENDING}, got {str(place)!r}")
+        folder = hub.save_pretrained(run, place)
+        print(f"{', '.join(hub.FILES)} in {folder}   in Python: gmmc.from_pretrained({str(folder)!r})")
+        return
+    written = export.to_onnx(runs.load(run), place, opset=opset)
+    print(written)
+    for remark in written.remarks:
+        print(f"! {remark}", file=sys.stderr)
 
 
 @app.command(epilog=example("gmmc bench --preset full --out runs/bench && gmmc report runs/bench"))

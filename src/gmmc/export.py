@@ -1,0 +1,238 @@
+"""A trained model as one ONNX graph, for programs without torch: images → logits, posterior, log density."""
+
+import copy
+import importlib
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gmmc import __version__, core
+from gmmc.atomic import write_atomic
+from gmmc.errors import InputError
+from gmmc.models import Classifier
+from gmmc.pixels import to_signed
+from gmmc.scores import logits_at, unit_energies
+
+ENDING = ".onnx"
+INPUT, OUTPUTS = "images", ("logits", "posterior", "log_density")
+SCORE = "log_density"  # that of the graph's threshold: it is an output
+OPSET = 20
+OLDEST_OPSET = 18  # before it, a logsumexp has another form
+TOLERANCE = 1e-4
+ONE_FILE = 2_000_000_000  # bytes; what is larger, protobuf cannot hold
+NEEDED = ("onnx", "onnxscript")  # onnxruntime only checks
+CHATTY = ("torch.onnx", "onnxscript", "onnx_ir")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how far it is from torch."""
+
+    path: Path
+    size: int  # in bytes
+    opset: int
+    difference: float | None  # the largest, see `difference`; None where nothing could check it
+    metadata: dict[str, str]
+    remarks: tuple[str, ...]  # what a user of the graph has to know
+
+    def __str__(self) -> str:
+        size = f"{self.size / 1e6:.1f} MB" if self.size >= 1e5 else f"{self.size / 1e3:.0f} kB"
+        if self.difference is None:
+            checked = "not checked: onnxruntime is not installed"
+        else:
+            checked = f"onnxruntime differs from torch by at most {self.difference:.1e} of the largest logit"
+        return f"{self.path}: {size}, opset {self.opset}; {checked}"
+
+
+class Graph(nn.Module):
+    """Images in [0, 1] → logits, p(y|x), log p(x) at one γ²; the square is not expanded."""
+
+    def __init__(self, model: Classifier, gamma2: float):
+        super().__init__()
+        self.backbone, self.head, self.gamma2 = model.backbone, model.head, gamma2
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = self.head.logits_at(self.backbone(to_signed(images)), self.gamma2)
+        return logits, core.log_posterior(logits).exp(), core.log_density(logits)
+
+
+def is_graph(place: Path) -> bool:
+    """Whether a file is asked for, else a folder. Numbers after a dot are no ending: v1.2 is a folder."""
+    ending = place.suffix.lower()
+    if place.is_dir() or not ending[1:2].isalpha():
+        return False
+    if ending != ENDING:
+        raise InputError(f"PLACE must be a file that ends in {ENDING} or a folder, got {str(place)!r}")
+    return True
+
+
+def to_onnx(model: Classifier, path: str | Path, *, opset: int | None = None) -> Exported:
+    """Write the model as an ONNX graph in float32, for any number of images.
+
+    γ² is the one `answer` uses: fitted on validation images, so that posteriors are calibrated; the stored
+    one where the model keeps no scores of such images. Metadata tell both, and the threshold to abstain by.
+    A graph that onnxruntime does not compute as torch does is not written.
+    """
+    path, opset = Path(path), OPSET if opset is None else opset
+    if path.is_dir() or path.suffix.lower() != ENDING:
+        raise InputError(f"path must be a file that ends in {ENDING}, got {str(path)!r}")
+    onnx = _packages()
+    newest = onnx.defs.onnx_opset_version()
+    if not OLDEST_OPSET <= opset <= newest:
+        raise InputError(f"opset must lie in {OLDEST_OPSET}..{newest}, got {opset}")
+    # A plain copy: bf16, another device or the layout that convolutions like would all show in the graph.
+    plain: Any = copy.deepcopy(model).to(device="cpu", dtype=torch.float32).eval()
+    plain = plain.to(memory_format=torch.contiguous_format)
+    if sum(part.nbytes for part in plain.state_dict().values()) > ONE_FILE:
+        raise InputError(f"a graph in one file holds less than {ONE_FILE / 1e9:.0f} GB, this model has more")
+    gamma2 = model.reference.gamma2 if model.reference else model.head.gamma2.item()
+    proto = _traced(Graph(plain, gamma2), model.shape, opset)
+    facts = metadata(model)
+    onnx.helper.set_model_props(proto, facts)
+    onnx.checker.check_model(proto)
+    content = proto.SerializeToString()
+    found = difference(content, plain, gamma2)
+    write_atomic(path, content)
+    return Exported(path, len(content), opset, found, facts, tuple(_remarks(model)))
+
+
+def metadata(model: Classifier) -> dict[str, str]:
+    """What is not in the weights: JSON where it is a list; without scores of images no threshold."""
+    stored, reference, tpr = model.head.gamma2.item(), model.reference, model.cfg.abstain.tpr
+    facts = {
+        "gmmc_version": __version__,
+        "class_names": json.dumps(model.class_names, ensure_ascii=False),
+        "shape": json.dumps(model.shape),
+        "priors": json.dumps(model.head.priors.tolist()),
+        "gamma2": repr(reference.gamma2 if reference else stored),  # of the graph
+        "gamma2_stored": repr(stored),
+    }
+    if reference is None:
+        return facts
+    return facts | {
+        "gamma2_fitted": repr(reference.gamma2),
+        "score": SCORE,
+        "tpr": repr(tpr),
+        "threshold": repr(reference.threshold(SCORE, tpr)),
+        "validation_images": str(reference.images),
+    }
+
+
+def _remarks(model: Classifier) -> Iterator[str]:
+    if model.reference is None:
+        yield (
+            "this model keeps no scores of validation images: the graph's γ² is the stored one, its "
+            "posterior is not calibrated, and there is no threshold to abstain by"
+        )
+    elif model.cfg.abstain.score != SCORE:
+        yield f"the recipe abstains by {model.cfg.abstain.score}, the graph's threshold is that of {SCORE}"
+
+
+# --- tracing --------------------------------------------------------------------------------------
+
+
+def _packages() -> Any:
+    """onnx, once all that exporting needs can be imported."""
+    for name in NEEDED:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            raise InputError(
+                f"exporting to {ENDING} needs the package {name}: pip install 'gmmc[onnx]'"
+            ) from None
+    return importlib.import_module("onnx")
+
+
+def _traced(graph: Graph, shape: tuple[int, ...], opset: int) -> Any:
+    """The graph as ONNX has it, without the traces that lead to files of this machine."""
+    with _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            graph.eval(),
+            (torch.rand(2, *shape),),  # of one image the number would be taken for a constant
+            dynamo=True,
+            opset_version=opset,
+            input_names=[INPUT],
+            output_names=list(OUTPUTS),
+            dynamic_shapes={INPUT: {0: torch.export.Dim("N")}},
+            verbose=False,
+        )
+    assert program is not None  # it is only where the old exporter writes a file by itself
+    proto = program.model_proto
+    for part in (proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.graph.initializer):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+    return proto
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter talks of other packages and of its own future."""
+    loggers = [logging.getLogger(name) for name in CHATTY]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+# --- checking -------------------------------------------------------------------------------------
+
+
+def difference(content: bytes, model: Classifier, gamma2: float) -> float | None:
+    """How far onnxruntime is from what `answer` computes; refused above 1e-4, None without onnxruntime.
+
+    Logits and log density are compared relative to the largest logit of the image where that is above 1:
+    far from all means they are large, and float32 has seven digits of them. The posterior then is whatever
+    the softmax of the graph's own logits says, and is compared with that as it is.
+    """
+    try:
+        runtime = importlib.import_module("onnxruntime")
+    except ImportError:
+        return None
+    try:
+        session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of its own kinds; a too new opset is the usual one
+        reason = " ".join(str(error).split())[-200:]
+        raise InputError(f"onnxruntime cannot read the graph ({reason}); an older opset may do") from None
+    images = check_images(model.shape)
+    network = model.tempered()
+    logits = logits_at(network, unit_energies(network, images), gamma2)
+    size = logits.abs().amax(-1).clamp(min=1)
+    largest = 0.0
+    for part in (images[:1], images):
+        found, posterior, density = (
+            torch.from_numpy(output).double() for output in session.run(OUTPUTS, {INPUT: part.numpy()})
+        )
+        n = len(part)
+        gaps = {
+            "logits": (found - logits[:n]).abs().amax(-1) / size[:n],
+            "posterior": (posterior - found.softmax(-1)).abs().amax(-1),
+            "log_density": (density - core.log_density(logits[:n])).abs() / size[:n],
+        }
+        for name, gap in gaps.items():
+            worst = gap.max().item()
+            if not worst <= TOLERANCE:  # also true for NaN
+                raise InputError(
+                    f"onnxruntime must agree with torch to {TOLERANCE:g}, got {worst:.2g} in {name}"
+                )
+            largest = max(largest, worst)
+    return largest
+
+
+def check_images(shape: tuple[int, ...]) -> Tensor:
+    """Five images in [0, 1]: noise, where every pixel counts, and a black one."""
+    noise = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
+    return torch.cat([noise, torch.zeros(1, *shape)])

@@ -1,0 +1,189 @@
+"""Models in the layout of the Hugging Face Hub: weights, config.json and a model card in one folder."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gmmc import __version__, config, pretrained, runs
+from gmmc.atomic import write_atomic
+from gmmc.errors import InputError
+from gmmc.models import Classifier
+from gmmc.records import CONFIG, MODEL, RESULTS
+
+DESCRIPTION, README = "config.json", "README.md"
+# Known by its description, a folder is ours; so this goes first, and what a kill left is written anew.
+FILES = (DESCRIPTION, MODEL, README)
+MARK = "gmmc"  # in the description: the version that wrote it
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def save_pretrained(
+    source: Classifier | str | Path,
+    folder: str | Path,
+    *,
+    results: Mapping[str, Any] | None = None,
+    licence: str | None = None,
+) -> Path:
+    """Write a model, or that of a run, as a folder that `from_pretrained` reads and the Hub shows.
+
+    The card has the numbers of the run's results.json and the words of its card.toml; of a model in memory
+    those of `results`, as `gmmc.evaluate` gives them. `licence`: an identifier as the Hub knows it; without,
+    the first word of the card's licence if that is one, else "unknown".
+    """
+    from gmmc.hub import card  # with the report, which takes a moment to import
+
+    folder = Path(folder)
+    _check_place(folder)
+    model = source if isinstance(source, Classifier) else runs.load(source)
+    told = card.read(
+        None if isinstance(source, Classifier) else _folder_of(source), folder, model.cfg, results
+    )
+    with TemporaryDirectory() as temporary:
+        # What is described is what a reader gets: stored weights and scores may be rounded.
+        file = Path(temporary) / MODEL
+        runs.save_model(file, model)
+        stored = runs.load(file)
+        weights = file.read_bytes()
+    description = json.dumps(described(stored), indent=2, ensure_ascii=False, allow_nan=False)
+    text = card.render(told, stored, folder.resolve().name, licence)
+    contents = {DESCRIPTION: f"{description}\n".encode(), MODEL: weights, README: text.encode()}
+    for name in FILES:
+        write_atomic(folder / name, contents[name])
+    return folder
+
+
+def from_pretrained(source: str | Path, *, device: str = "cpu", revision: str | None = None) -> Classifier:
+    """The model of a folder that `save_pretrained` wrote, or of a repository user/name on the Hub.
+
+    A folder needs no network. `revision`: a branch, tag or commit of the repository.
+    """
+    folder = Path(source)
+    if folder.is_dir():
+        if revision is not None:
+            raise InputError(f"revision is for a repository on the Hub, got the folder {str(source)!r}")
+    else:
+        folder = _downloaded(str(source), revision)
+    for name in (DESCRIPTION, MODEL):
+        if not (folder / name).is_file():
+            other = "; gmmc.load reads run folders" if (folder / MODEL).is_file() else ""
+            raise InputError(f"{source} was not written by save_pretrained: it has no {name}{other}")
+    model = runs.load(folder, device)
+    _check_description(folder / DESCRIPTION, model)
+    return model
+
+
+# --- config.json ----------------------------------------------------------------------------------
+
+
+def described(model: Classifier) -> dict[str, Any]:
+    """What can be known of a model without its weights; the recipe is whole."""
+    reference, abstain = model.reference, model.cfg.abstain
+    facts: dict[str, Any] = {
+        MARK: __version__,
+        "backbone": model.cfg.model.backbone,
+        "head": model.cfg.model.head,
+        "dim": model.dim,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "shape": list(model.shape),
+        "class_names": list(model.class_names),
+        "gamma2_stored": model.head.gamma2.item(),
+    }
+    if reference:
+        facts |= {
+            "gamma2_fitted": reference.gamma2,
+            "score": abstain.score,
+            "tpr": abstain.tpr,
+            "threshold": reference.threshold(abstain.score, abstain.tpr),
+        }
+    return facts | {"recipe": json.loads(json.dumps(dataclasses.asdict(model.cfg)))}
+
+
+def _check_description(file: Path, model: Classifier) -> None:
+    """Whoever reads config.json must not be told of another model; keys we do not know are let be."""
+    told = _read_description(file)
+    if told is None:
+        raise InputError(f"{file} must be a JSON object with the key {MARK!r}, as save_pretrained writes it")
+    own = described(model)
+    try:  # with the defaults of what was not there when it was written
+        told["recipe"] = json.loads(json.dumps(dataclasses.asdict(config.from_dict(told.get("recipe", {})))))
+    except InputError as error:
+        raise InputError(f"the recipe in {file} is not one of this version of gmmc: {error}") from None
+    for key, value in _flat(own):
+        said = dict(_flat(told)).get(key, value)
+        if said != value and key != MARK:
+            raise InputError(
+                f"{file} is of another model: {key} must be {value!r} as in {MODEL}, got {said!r}"
+            )
+
+
+def _read_description(file: Path) -> dict[str, Any] | None:
+    """None where it is not one of ours."""
+    try:
+        told = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return told if isinstance(told, dict) and MARK in told else None
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+def _check_place(folder: Path) -> None:
+    """An empty folder or one of ours; hidden files, such as those of git, are not looked at."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise InputError(f"a model is saved to a folder, got the file {str(folder)!r}")
+    there = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    foreign = [name for name in there if name not in FILES]
+    if there and _read_description(folder / DESCRIPTION) is None:
+        foreign = foreign or there
+    if foreign:
+        raise InputError(
+            f"{folder} must be empty or hold what gmmc export wrote there before, got one with {foreign[0]}"
+        )
+
+
+def _folder_of(source: str | Path) -> Path | None:
+    """Where results.json and card.toml of a run are; none of a file that is not a run's finished model."""
+    place = pretrained.newest(source)
+    folder = place.parent if place.name == MODEL else place
+    return folder if (folder / CONFIG).is_file() or (folder / RESULTS).is_file() else None
+
+
+def _downloaded(repository: str, revision: str | None) -> Path:
+    """The two files that are needed, from the Hub or from what its client kept of them."""
+    if not REPOSITORY.fullmatch(repository):
+        shipped = f'; gmmc.load("{repository}") reads it' if repository in pretrained.names() else ""
+        raise InputError(
+            f"a model must be a folder, or a repository on the Hub (user/name), got {repository!r}{shipped}"
+        )
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    where = f"no folder {repository!r} here, and "
+    at = f" at revision {revision!r}" if revision else ""
+    try:
+        found = huggingface_hub.snapshot_download(
+            repository, revision=revision, allow_patterns=[DESCRIPTION, MODEL], library_name="gmmc"
+        )
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError):
+        raise InputError(f"{where}the repository{at} cannot be downloaded: no network") from None
+    except Exception as error:  # the errors below the client differ from one version to the next
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{where}the Hub gives no such repository{at} ({type(error).__name__}: {reason})"
+        ) from None
+    return Path(found)

@@ -1,0 +1,376 @@
+"""`GMMCClassifier` keeps scikit-learn's promises, and the model's own."""
+
+import copy
+import pickle
+import signal
+import threading
+import warnings
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_digits, load_iris, make_moons
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+import gmmc
+from gmmc import GMMCClassifier
+from gmmc.errors import InputError
+from gmmc.estimator.rows import Rows
+
+# A second of training: good enough for all that is not about how good it is.
+SHORT = {"discriminative.epochs": 40, "generative.epochs": 2, "sampler.steps": 3, "sample.steps": 5}
+
+
+def short(**parameters) -> GMMCClassifier:
+    settings = SHORT | parameters.pop("settings", {})
+    return GMMCClassifier(
+        **{"min_updates": 1, "random_state": 0, "device": "cpu"} | parameters, settings=settings
+    )
+
+
+@pytest.fixture(scope="module")
+def iris():
+    return load_iris(return_X_y=True)
+
+
+@pytest.fixture(scope="module")
+def fitted(iris):
+    return short().fit(*iris)
+
+
+@pytest.fixture(scope="module")
+def drawings():
+    """Small images whose bright half tells the class: (N, 3, 8, 9) uint8, and words."""
+    source = np.random.default_rng(0)
+    y = np.arange(60) % 2
+    images = source.integers(0, 60, (60, 3, 8, 9), dtype=np.uint8)
+    images[y == 1, :, :4] += 150
+    images[y == 0, :, 4:] += 150
+    return images, np.array(["below", "above"])[y]
+
+
+# --- the promises of scikit-learn ---
+
+
+@pytest.mark.slow
+def test_it_passes_the_checks_of_scikit_learn():
+    """All of them. Two are skipped by scikit-learn itself: for pandas, and for an environment variable."""
+    found = check_estimator(GMMCClassifier(), on_skip=None)
+    assert {check["check_name"] for check in found if check["status"] != "passed"} <= {
+        "check_array_api_input",
+        "check_classifier_data_not_an_array",
+    }
+
+
+def test_it_learns(fitted, iris):
+    assert fitted.score(*iris) > 0.9
+    assert list(fitted.classes_) == [0, 1, 2]
+    assert fitted.n_features_in_ == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parameters", [{}, {"image_shape": (8, 8)}], ids=["vectors", "images"])
+def test_digits_with_defaults(parameters):
+    x, y = load_digits(return_X_y=True)
+    x, unseen, y, named = train_test_split(x, y, test_size=0.25, random_state=0, stratify=y)
+    model = GMMCClassifier(random_state=0, **parameters).fit(x, y)
+    assert model.score(unseen, named) >= 0.96  # 97% in the README; 450 images are ±1%
+    assert 0.85 <= model.accepts(unseen).mean() <= 1
+    noise = np.random.default_rng(0).uniform(0, 16, (200, 64))
+    assert model.accepts(noise).mean() < 0.05
+
+
+def test_all_answers_follow_from_the_logits(fitted, iris):
+    x, _ = iris
+    decision, posterior = fitted.decision_function(x), fitted.predict_proba(x)
+    assert np.allclose(posterior.sum(1), 1)
+    assert np.allclose(np.log(posterior), fitted.predict_log_proba(x))
+    assert np.allclose(decision - decision[:, :1], np.log(posterior) - np.log(posterior[:, :1]))
+    assert np.array_equal(fitted.predict(x), fitted.classes_[decision.argmax(1)])
+
+
+def test_of_two_classes_the_sign_decides(iris):
+    x, y = iris[0][:100], iris[1][:100]
+    model = short().fit(x, y)
+    decision = model.decision_function(x)
+    assert decision.shape == (100,)
+    assert np.array_equal(model.predict(x) == 1, decision > 0)
+
+
+def test_the_density_is_that_of_the_model(fitted, iris):
+    """At γ = 1: −log Σ_y π_y exp(−½‖φ − μ_y‖²), with the features of the rows as images."""
+    x = iris[0][:5]
+    unit = fitted._rows.to_unit(x)
+    model = copy.deepcopy(fitted.model_).double()
+    features = model.backbone(unit * 2 - 1)
+    distances = ((features[:, None] - model.head.means) ** 2).sum(-1) / 2
+    expected = (-distances + (3 * model.head.priors).log()).logsumexp(1)
+    assert np.allclose(fitted.score_samples(x), expected.detach().numpy())
+
+
+def test_it_abstains_where_nothing_was_seen(fitted, iris):
+    x, _ = iris
+    far = x + 100.0
+    assert fitted.accepts(x).mean() > 0.8
+    assert not fitted.accepts(far).any()
+    assert np.array_equal(fitted.accepts(x), fitted.score_samples(x) >= fitted.threshold_)
+    answers = fitted.predict_or_abstain(np.vstack([x, far]))
+    assert all(answer is None for answer in answers[len(x) :])
+    assert np.array_equal(answers[: len(x)][fitted.accepts(x)], fitted.predict(x)[fitted.accepts(x)])
+    assert fitted.predict_or_abstain(far, unknown=-1).tolist() == [-1] * len(x)
+
+
+def test_tpr_moves_the_threshold(iris):
+    """0.9999 keeps all of the held-out rows, 0.5 half of them."""
+    strict, mild = (short(tpr=tpr, settings={"data.valid": 0.3}).fit(*iris) for tpr in (0.5, 0.9999))
+    assert strict.threshold_ > mild.threshold_
+    held = strict._rows.from_unit(strict._held.images)
+    assert 0.4 < strict.accepts(held).mean() < 0.6
+    assert mild.accepts(held + 1e-9).mean() > 0.9
+
+
+def test_samples_are_rows(fitted):
+    rows, labels = fitted.sample(7)
+    assert rows.shape == (7, 4)
+    assert labels.shape == (7,)
+    assert np.array_equal(fitted.sample(7)[0], rows)  # random_state is a number
+    assert not np.array_equal(fitted.sample(7, random_state=5)[0], rows)
+    rows, labels = fitted.sample(3, labels=[2, 2, 0])
+    assert labels.tolist() == [2, 2, 0]
+    with pytest.raises(InputError, match="among the classes"):
+        fitted.sample(1, labels=[7])
+
+
+# --- what comes in ---
+
+
+def test_words_and_numbers_for_classes(iris):
+    x, y = iris
+    words = np.array(["setosa", "versicolor", "virginica"])[y]
+    by_words, by_numbers = short().fit(x, words), short().fit(x, y)
+    assert np.array_equal(by_words.predict(x), by_words.classes_[by_numbers.predict(x)])
+    assert by_words.model_.class_names == ("setosa", "versicolor", "virginica")
+
+
+def test_the_unit_of_a_column_does_not_matter(iris):
+    x, y = iris
+    unit, shift = np.array([1e-6, 1.0, 1e6, 3.0]), np.array([0.0, 1e3, -5.0, 1e-3])
+    here, there = short().fit(x, y), short().fit(x * unit + shift, y)
+    assert np.allclose(here.predict_proba(x), there.predict_proba(x * unit + shift), atol=1e-3)
+
+
+def test_images_in_any_layout_are_the_same_images(drawings):
+    images, y = drawings
+    models = {
+        "first": (short(), images),
+        "last": (short(), images.transpose(0, 2, 3, 1)),
+        "flat": (short(image_shape=(3, 8, 9)), images.reshape(60, -1)),
+        "floating": (short(), images / 255),
+    }
+    posteriors = {name: model.fit(x, y).predict_proba(x) for name, (model, x) in models.items()}
+    for name, posterior in posteriors.items():
+        assert np.allclose(posterior, posteriors["first"], atol=1e-4), name
+    for name, (model, x) in models.items():
+        drawn, labels = model.sample(2, labels=["above", "below"])
+        assert drawn.shape == (2, *x.shape[1:]), name
+        assert drawn.dtype == (np.uint8 if x.dtype == np.uint8 else np.float64), name
+        assert labels.tolist() == ["above", "below"]
+    assert models["first"][0].n_features_in_ == 3 * 8 * 9
+
+
+def test_grey_images_and_other_ranges():
+    digits = load_digits()
+    x, y = digits.images[:200], digits.target[:200]  # 0 to 16
+    model = short(settings={"discriminative.epochs": 2}).fit(x, y)
+    assert model.model_.shape == (1, 8, 8)
+    drawn, _ = model.sample(3)
+    assert drawn.shape == (3, 8, 8)
+    assert 0 <= drawn.min() <= drawn.max() <= 16
+    assert np.allclose(model._rows.from_unit(model._rows.to_unit(x.reshape(200, -1))), x)
+
+
+def test_larger_images_learn_classes_alone():
+    x = np.random.default_rng(0).integers(0, 255, (12, 20, 20), dtype=np.uint8)
+    model = short(beta=0, settings={"discriminative.epochs": 1, "discriminative.warmup": 0}).fit(
+        x, [0, 1] * 6
+    )
+    assert model.model_.cfg.model.backbone.startswith("wrn")
+    assert not model.model_.cfg.samples
+
+
+def test_few_rows_are_gone_through_more_often():
+    x, y = make_moons(20, random_state=0)
+    model = short(min_updates=30, settings={"train.batch_size": 6}).fit(x, y)  # 18 rows: 3 updates an epoch
+    assert model.model_.trained["updates"] == 40 * 3 + 10 * 3
+
+
+@pytest.mark.parametrize(
+    ("parameters", "x", "message"),
+    [
+        (
+            {"image_shape": (3, 3)},
+            np.zeros((4, 64)),
+            r"must have 64 numbers, as many as a row, got \(1, 3, 3\)",
+        ),
+        ({"image_shape": (8,)}, np.zeros((4, 64)), r"\(height, width\), or that with"),
+        ({}, np.zeros((4, 5, 6, 7)), "1 or 3 channels before or after it, got .5, 6, 7."),
+        ({"recipe": "no-such"}, np.zeros((4, 2)), "no recipe file 'no-such'"),
+        ({"settings": {"train.betta": 1}}, np.zeros((4, 2)), "did you mean 'beta'"),
+        ({"beta": -1.0}, np.zeros((4, 2)), "train.beta must be at least 0, got -1"),
+        ({"device": "abacus"}, np.zeros((4, 2)), "device must be auto or cpu"),
+        ({"tpr": 1.5}, np.zeros((4, 2)), "tpr must lie between 0 and 1, got 1.5"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(parameters, x, message):
+    with pytest.raises(InputError, match=message) as error:
+        short(**parameters).fit(x, [0, 1, 0, 1])
+    assert "\n" not in str(error.value)
+
+
+def test_other_shapes_are_refused_later(drawings):
+    model = short(beta=0, settings={"discriminative.epochs": 1}).fit(*drawings)
+    with pytest.raises(ValueError, match="216 features"):
+        model.predict(np.zeros((2, 5)))
+    with pytest.raises(InputError, match=r"\(3, 8, 9\) of the training, got \(8, 9, 3\)"):
+        model.predict(np.zeros((2, 8, 9, 3)))
+    with pytest.raises(NotFittedError):
+        short().sample(3)
+
+
+# --- among the tools of scikit-learn ---
+
+
+def test_pipeline_search_and_cross_validation(iris):
+    x, y = iris
+    scores = cross_val_score(make_pipeline(StandardScaler(), short()), x, y, cv=2)
+    assert scores.mean() > 0.8
+    search = GridSearchCV(short(), {"beta": [0, np.float64(0.5)]}, cv=2).fit(x, y)
+    assert set(search.cv_results_["param_beta"]) == {0, 0.5}
+    assert search.best_estimator_.score(x, y) > 0.8
+
+
+@pytest.mark.slow
+def test_processes_of_joblib_find_the_same(iris):
+    scores = [cross_val_score(short(), *iris, cv=2, n_jobs=jobs) for jobs in (1, 2)]
+    assert np.array_equal(*scores)
+
+
+def test_copies_dumps_and_clones(fitted, iris, tmp_path):
+    x, _ = iris
+    expected = fitted.predict_proba(x), fitted.sample(2)[0]
+    joblib.dump(fitted, tmp_path / "model.joblib")
+    for other in (
+        joblib.load(tmp_path / "model.joblib"),
+        pickle.loads(pickle.dumps(fitted)),
+        copy.deepcopy(fitted),
+    ):
+        assert np.array_equal(other.predict_proba(x), expected[0])
+        assert np.array_equal(other.sample(2)[0], expected[1])
+    fresh = clone(fitted)
+    assert fresh.get_params() == fitted.get_params()
+    with pytest.raises(NotFittedError):
+        fresh.predict(x)
+
+
+def test_the_same_number_gives_the_same_model(iris):
+    first, again, other = (short(random_state=seed).fit(*iris).predict_proba(iris[0]) for seed in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_nothing_of_the_process_is_changed(iris, capfd):
+    before = torch.get_num_threads(), torch.random.get_rng_state()
+    handler = signal.getsignal(signal.SIGINT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        short().fit(*iris)
+    assert torch.get_num_threads() == before[0]
+    assert torch.equal(torch.random.get_rng_state(), before[1])
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert capfd.readouterr() == ("", "")
+
+
+def test_it_speaks_when_asked(iris, capfd):
+    short(verbose=True).fit(*iris)
+    assert "training" in capfd.readouterr().err
+
+
+def test_ctrl_c_is_ctrl_c(iris):
+    timer = threading.Timer(1.0, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            short(min_updates=10**6).fit(*iris)
+    finally:
+        timer.cancel()
+
+
+# --- part by part ---
+
+
+def test_parts_add_up(iris):
+    x, y = iris
+    order = np.random.default_rng(0).permutation(len(x))
+    model = short(beta=0, settings={"train.batch_size": 8})
+    scores = []
+    for _ in range(6):
+        for part in np.array_split(order, 3):
+            model.partial_fit(x[part], y[part], classes=[0, 1, 2])
+        scores.append(model.score(x, y))
+    assert scores[-1] > max(0.85, scores[0])
+    assert model.accepts(x).mean() > 0.7
+    assert not model.accepts(x + 100).any()
+    assert len(model._held) > 15  # of all parts
+
+
+def test_a_part_may_lack_a_class_and_go_beyond_the_range(iris):
+    x, y = iris
+    model = short().partial_fit(x[:100:2], y[:100:2], classes=[0, 1, 2])
+    model.partial_fit(x[100:] + 3, y[100:])
+    assert model.predict_proba(x).shape == (150, 3)
+    assert model.sample(4)[0].shape == (4, 4)
+
+
+def test_parts_must_belong_together(iris):
+    x, y = iris
+    with pytest.raises(InputError, match="classes must be given in the first call"):
+        short().partial_fit(x, y)
+    model = short(beta=0).partial_fit(x, y, classes=[0, 1, 2])
+    with pytest.raises(InputError, match="classes must be those of the first call"):
+        model.partial_fit(x, y, classes=[0, 1])
+    with pytest.raises(InputError, match=r"among the classes \[0 1 2\], got .*9"):
+        model.partial_fit(x, y + 9)
+
+
+def test_partial_fit_goes_on_from_fit(fitted, iris):
+    x, y = iris
+    model = copy.deepcopy(fitted).partial_fit(x[:10], y[:10])
+    moved = (model.predict_proba(x) - fitted.predict_proba(x)).max()
+    assert 0 < abs(moved) < 0.5
+    assert model.model_.trained["start"]["updates"] == fitted.model_.trained["updates"]
+
+
+# --- one product ---
+
+
+def test_the_model_is_one_of_ours(fitted, iris, tmp_path):
+    """It can be saved, loaded and evaluated as any other."""
+    gmmc.save_pretrained(fitted.model_, tmp_path / "saved")
+    loaded = gmmc.load(tmp_path / "saved")
+    unit = fitted._rows.to_unit(iris[0]).clamp(0, 1)
+    assert np.array_equal(loaded.predict(unit).numpy(), fitted.predict(iris[0]))
+
+
+@pytest.mark.parametrize("x", [np.random.default_rng(0).normal(size=(9, 3)), np.full((9, 3), 7.0)])
+def test_rows_and_back(x):
+    rows = Rows.of_vectors(x)
+    unit = rows.to_unit(x)
+    assert unit.shape == (9, 3, 1, 1)
+    assert 0.09 < unit.min() <= unit.max() < 0.91  # room for chains beyond the farthest row
+    assert np.allclose(rows.from_unit(unit), x)
