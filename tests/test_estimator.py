@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import gmmc
 from gmmc import GMMCClassifier
-from gmmc.errors import InputError
+from gmmc.errors import Diverged, InputError
 from gmmc.estimator.rows import Rows
 
 # A second of training: good enough for all that is not about how good it is.
@@ -206,8 +206,8 @@ def test_larger_images_learn_classes_alone():
 
 def test_few_rows_are_gone_through_more_often():
     x, y = make_moons(20, random_state=0)
-    model = short(min_updates=30, settings={"train.batch_size": 6}).fit(x, y)  # 18 rows: 3 updates an epoch
-    assert model.model_.trained["updates"] == 40 * 3 + 10 * 3
+    model = short(min_updates=30, settings={"train.batch_size": 6}).fit(x, y)  # 16 rows: 2 updates an epoch
+    assert model.model_.trained["updates"] == 40 * 2 + 15 * 2
 
 
 @pytest.mark.parametrize(
@@ -301,6 +301,12 @@ def test_it_speaks_when_asked(iris, capfd):
     assert "training" in capfd.readouterr().err
 
 
+def test_divergence_is_told_in_one_line(iris):
+    with pytest.raises(Diverged, match=r"after 5 rollbacks: .*; try a smaller beta") as error:
+        short(settings={"discriminative.lr": 100.0}).fit(*iris)
+    assert "/" not in str(error.value)
+
+
 def test_ctrl_c_is_ctrl_c(iris):
     timer = threading.Timer(1.0, signal.raise_signal, [signal.SIGINT])
     timer.start()
@@ -314,19 +320,18 @@ def test_ctrl_c_is_ctrl_c(iris):
 # --- part by part ---
 
 
-def test_parts_add_up(iris):
-    x, y = iris
-    order = np.random.default_rng(0).permutation(len(x))
+def test_parts_add_up():
+    x, y = make_moons(300, noise=0.1, random_state=0)
     model = short(beta=0, settings={"train.batch_size": 8})
     scores = []
-    for _ in range(6):
-        for part in np.array_split(order, 3):
-            model.partial_fit(x[part], y[part], classes=[0, 1, 2])
-        scores.append(model.score(x, y))
-    assert scores[-1] > max(0.85, scores[0])
+    for _ in range(4):
+        for part in range(5):
+            model.partial_fit(x[part::5], y[part::5], classes=[0, 1])
+            scores.append(model.score(x, y))
+    assert scores[0] < 0.9 < scores[-1]
     assert model.accepts(x).mean() > 0.7
     assert not model.accepts(x + 100).any()
-    assert len(model._held) > 15  # of all parts
+    assert len(model._held) > 100  # of all calls
 
 
 def test_a_part_may_lack_a_class_and_go_beyond_the_range(iris):

@@ -97,11 +97,10 @@ def mlp(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts) -> nn.S
     for _ in range(depth):
         layers += [nn.Linear(width_in, width), *parts.normalised(width, nn.BatchNorm1d)]
         width_in = width
-    network = nn.Sequential(*layers, nn.Linear(width_in, dim or width))
-    for layer in network:
+    for layer in layers:
         if isinstance(layer, nn.Linear):  # torch's own start is so small that curves take long to learn
             nn.init.kaiming_normal_(layer.weight, a=SLOPE)
-    return network
+    return nn.Sequential(*layers, nn.Linear(width_in, dim or width))
 
 
 def _channels(shape: Shape) -> int:

@@ -115,25 +115,33 @@ class Classifier(nn.Module):
         An image is accepted when its score is at least that which the share `tpr` of the validation images
         reach; score and tpr are those of the recipe's [abstain] unless given.
         """
-        if self.reference is None:
-            raise InputError(
-                "this model keeps no scores of validation images to abstain by: it was trained without any "
-                "(data.valid) or by an older gmmc; in Python, model.calibrate(images, labels) makes them"
-            )
+        reference = self._checked_reference()
         score = self.cfg.abstain.score if score is None else score
         tpr = self.cfg.abstain.tpr if tpr is None else tpr
-        threshold = self.reference.threshold(score, tpr)
+        threshold = reference.threshold(score, tpr)
         batch = as_batch(images, self.shape)
-        network, gamma2 = self.tempered(), self.reference.gamma2
+        network, gamma2 = self.tempered(), reference.gamma2
         logits = logits_at(network, unit_energies(network, batch), gamma2)
         confidence, labels = core.log_posterior(logits).exp().max(-1)
         if score == "gradient_norm":
             values = gradient_norms(network, batch, {score: gamma2})[score]
         else:
             values = density_and_confidence(logits)[score]
-        percentile = self.reference.percentile(score, values)
+        percentile = reference.percentile(score, values)
         names = [self.class_names[y] for y in labels]
         return Answer(labels, names, confidence, score, values, threshold, percentile, values >= threshold)
+
+    def calibrated(self) -> "Calibrated":
+        """The same weights with logits at the fitted γ²: for tools that take a module and know no γ²."""
+        return Calibrated(self, self._checked_reference().gamma2)
+
+    def _checked_reference(self) -> Reference:
+        if self.reference is None:
+            raise InputError(
+                "this model keeps no scores of validation images to abstain by: it was trained without any "
+                "(data.valid) or by an older gmmc; in Python, model.calibrate(images, labels) makes them"
+            )
+        return self.reference
 
     # --- drawing ---
 
@@ -278,6 +286,21 @@ class Classifier(nn.Module):
         if count and not (y.min() >= 0 and y.max() < classes):
             raise InputError(f"labels must lie in 0..{classes - 1}, got {y.min().item()}..{y.max().item()}")
         return y.long()
+
+
+class Calibrated(nn.Module):
+    """Images in [0, 1] → logits at another γ² than the stored one, whose posteriors are mostly exactly 1.
+
+    A softmax of exactly 1 has no gradient to attack by and ranks no images.
+    """
+
+    def __init__(self, model: Classifier, gamma2: float):
+        super().__init__()
+        self.model, self.gamma2 = model, gamma2
+        self.training = model.training
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model.head.logits_at(self.model.backbone(to_signed(images)), self.gamma2)
 
 
 def pick_device(name: str) -> torch.device:

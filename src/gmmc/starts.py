@@ -55,6 +55,8 @@ class GaussianStart(nn.Module):
         classes, rank, _ = self.directions.shape
         for y in range(classes):
             x = to_signed(data.images[data.labels == y].to(self.mean.device))
+            if not len(x):  # of a part of the data; what was known of the class stays
+                continue
             c = self._transformed(x, inverse=False)
             coarse = self._coarse(c).flatten(1)
             self.mean[y] = coarse.mean(0)

@@ -50,8 +50,13 @@ def check_fit(start: Classifier, cfg: Config, data: Dataset) -> None:
 
 
 def take_over(model: Classifier, start: Classifier) -> None:
-    """Its network, and what its head has learned; priors and starts of chains are those of the new data."""
+    """Its network, and what its head has learned; priors and starts of chains are those of the new data.
+
+    Of classes that the new data lack, chains start where they did before.
+    """
     model.backbone.load_state_dict(start.backbone.state_dict())
+    if isinstance(start.start, type(model.start)):
+        model.start.load_state_dict(start.start.state_dict())
     for mine, learned in zip(model.head.parameters(), start.head.parameters(), strict=True):
         mine.data.copy_(learned)
 

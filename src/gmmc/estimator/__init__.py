@@ -18,7 +18,7 @@ from gmmc import config, core, scores
 from gmmc.abstention import Reference
 from gmmc.config import Config
 from gmmc.data import Dataset, LabelledImages, hold_out
-from gmmc.errors import InputError, Interrupted
+from gmmc.errors import Diverged, InputError, Interrupted
 from gmmc.estimator.rows import Rows
 from gmmc.models import Classifier, pick_device
 from gmmc.train import train
@@ -156,6 +156,11 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
                 self.model_ = train(cfg, folder, data, start=start, silent=not self.verbose)
         except Interrupted:
             raise KeyboardInterrupt from None
+        except Diverged as error:
+            reason = str(error).split(";")[0]  # the rest is about a folder that is gone
+            raise Diverged(
+                f"{reason}; try a smaller beta, or settings with a smaller learning rate"
+            ) from None
         finally:
             torch.set_num_threads(threads)  # a recipe's are for a process of its own
         self._held = held

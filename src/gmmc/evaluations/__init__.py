@@ -95,6 +95,13 @@ def one_by_one(
 
 def check(model: nn.Module, data: Dataset) -> None:
     """Refuse a model and data that do not belong together."""
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"model must be a torch.nn.Module of [0, 1] images → logits, got {type(model).__name__}"
+        )
+    if not isinstance(data, Dataset):
+        makers = "as gmmc.data.from_arrays(images, labels) makes it"
+        raise InputError(f"data must be a gmmc.data.Dataset, {makers}, got {type(data).__name__}")
     if len(data.test) == 0:
         raise InputError("an evaluation needs at least one test image, got none")
     if isinstance(model, Classifier) and (model.shape, model.class_names) != (data.shape, data.class_names):
