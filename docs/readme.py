@@ -325,6 +325,45 @@ def search_summary() -> str:
     )
 
 
+# Of docs/tables.md: what is shown, how it is written, and which end is the better one.
+OF_TABLES: dict[str, tuple[str, str, Callable[[list[float]], float]]] = {
+    "accuracy": ("accuracy", ".1%", max),
+    "log_loss": ("log loss", ".2f", min),
+    "ece": ("ECE", ".1%", min),
+    "novelty_auroc": ("AUROC of novelty", ".2f", max),
+    "seconds": ("seconds to fit", ".2g", min),
+}
+
+
+def tables_table() -> str:
+    found = results("tables")
+    conditions = found["conditions"]
+    methods = list(next(iter(found["tables"].values()))["methods"])
+    rows = []
+    for key, (words, form, best) in OF_TABLES.items():
+        for name, entry in found["tables"].items():
+            values = [entry["methods"][method][key] for method in methods]
+            cells = [f"{value:{form}}" for value in values]
+            winner = f"{best(values):{form}}"
+            rows.append([f"{words}: {name}", *(f"**{cell}**" if cell == winner else cell for cell in cells)])
+    sizes = ", ".join(
+        f"{name} {entry['rows']}×{entry['columns']}, {entry['classes']} classes"
+        for name, entry in found["tables"].items()
+    )
+    widths = [
+        high - low
+        for entry in found["tables"].values()
+        for low, high in (entry["methods"][method]["accuracy_interval"] for method in methods)
+    ]
+    told = (
+        f"{sizes}. {conditions['protocol']} ECE: {conditions['ece']}. The 95% interval of an accuracy is "
+        f"{100 * min(widths):.0f} to {100 * max(widths):.0f} points wide: most differences are within it. "
+        f"One seed, {conditions['hardware']}, commit {conditions['commit'][:10]}. All of it: "
+        "[results/tables.json](../results/tables.json), by [benchmarks/tables.py](../benchmarks/tables.py)."
+    )
+    return f"{table(['', *methods], rows)}\n{told}\n"
+
+
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "digits": digits_table,
@@ -336,6 +375,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "bench-cpu": cpu_table,
     },
     "docs/log.md": {"cifar10-search": search_table},
+    "docs/tables.md": {"tables": tables_table},
 }
 
 

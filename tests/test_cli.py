@@ -264,7 +264,7 @@ def pictures(tmp_path):
         (["predict", "{run}"], "Missing argument 'IMAGE'"),
         (["predict", "{run}", "{dir}/none.png"], "no image file"),
         (["predict", "{run}", "{dir}/text.png"], "as an image"),
-        (["predict", "{run}", "{dir}/good.png", "{dir}/big.png"], "must be 8×8 pixels"),
+        (["predict", "{run}", "{dir}/big.png"], "must be 8×8 pixels"),
         (["predict", "{dir}/text.png", "{dir}/good.png"], "is not a whole gmmc file"),
         (["paint"], "No such command 'paint'"),
     ],
@@ -280,6 +280,18 @@ def test_bad_input_is_one_line_and_status_2(arguments, message, run, pictures, c
     assert message in err
     assert sorted(p for p in pictures.rglob("*")) == before
     assert not (pictures.parent / "runs").exists()
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_bad_file_does_not_hide_the_others(run, pictures, form, capsys):
+    files = [pictures / name for name in ("none.png", "good.png", "big.png", "good.png")]
+    status, out, err = gmmc("predict", run, *files, "--device", "cpu", *form, capsys=capsys)
+    assert status == 2
+    assert [line.count("good.png") for line in out.splitlines() if "good.png" in line] == [1, 1]
+    complaint = err.splitlines()[-1]
+    assert "none.png" in complaint
+    assert "big.png" in complaint
+    assert "good.png" not in err
 
 
 def test_resizing_on_request(run, pictures, capsys):

@@ -1,6 +1,5 @@
 """The command line: parses, then calls one function. Heavy imports wait until a command needs them."""
 
-import json
 import os
 import signal
 import sys
@@ -87,7 +86,7 @@ def train(
     gamma2 = "" if model.head.means is None else f": gamma2 = {model.head.gamma2.item():.4g}"
     print(f"{out / 'model.safetensors'}{gamma2}")
     chosen = f"{out} validation" if cfg.train.start or cfg.train.fid_every else out  # a search goes on
-    print(f"Next: gmmc evaluate {chosen}" + (f"   or   gmmc sample {out}" if model.can_sample else ""))
+    print(f"Next: gmmc evaluate {chosen}" + (f"   or   gmmc sample {out}" if cfg.samples else ""))
 
 
 @app.command(
@@ -241,12 +240,10 @@ def predict(
 
     if resize is None and pretrained.is_shipped(run):
         resize = True
-    rows = predict_files(load_model(run, device), images, resize=resize, score=score, tpr=tpr)
-    if as_json:
-        for row in rows:
-            print(json.dumps(row, ensure_ascii=False))
-        return
-    printing.print_predictions(rows)
+    rows, unread = predict_files(load_model(run, device), images, resize=resize, score=score, tpr=tpr)
+    printing.print_predictions(rows, as_json=as_json)
+    if unread:
+        raise InputError("; ".join(unread))
 
 
 @app.command(epilog=example("gmmc export cifar10 cifar10.onnx   or   gmmc export runs/demo my-digits"))

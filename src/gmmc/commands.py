@@ -134,14 +134,23 @@ def predict_files(
     resize: bool | None = None,
     score: str | None = None,
     tpr: float | None = None,
-) -> list[dict[str, Any]]:
-    """What the model says of each image file. Nothing is said if one file cannot be read.
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """What the model says of each image file that can be read, and a line about each that cannot.
 
     `answer` is the class, None where the model abstains; `class` is the nearest in any case. A model without
     scores of validation images never abstains, and its confidence is not calibrated.
     """
     resize = model.cfg.data.size > 0 if resize is None else resize
-    images = torch.stack([read_image(path, model.shape, resize=resize) for path in paths])
+    read, found, unread = [], [], []
+    for path in paths:
+        try:
+            found.append(read_image(path, model.shape, resize=resize))
+            read.append(path)
+        except InputError as error:
+            unread.append(str(error))
+    if not found:
+        return [], unread
+    images = torch.stack(found)
     if model.reference is None and score is None and tpr is None:
         confidence, labels = model.predict_proba(images).max(-1)
         names = [model.class_names[y] for y in labels]
@@ -160,17 +169,18 @@ def predict_files(
                 "percentile": answer.percentile[i].item(),
                 "validation_images": model.reference.images if model.reference else 0,
             }
-            for i in range(len(paths))
+            for i in range(len(images))
         ]
-    return [
+    rows = [
         {
             "image": str(path),
             "answer": None if fact["in_distribution"] is False else name,
             "class": name,
             **fact,
         }
-        for path, name, fact in zip(paths, names, facts, strict=True)
+        for path, name, fact in zip(read, names, facts, strict=True)
     ]
+    return rows, unread
 
 
 def run_bench(preset: str, out: Path, device: str) -> Result:

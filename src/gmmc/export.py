@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gmmc import __version__, core
 from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
-from gmmc.models import Classifier
-from gmmc.pixels import to_signed
+from gmmc.models import Calibrated, Classifier
 from gmmc.scores import logits_at, unit_energies
 
 ENDING = ".onnx"
@@ -52,15 +51,11 @@ class Exported:
         return f"{self.path}: {size}, opset {self.opset}; {checked}"
 
 
-class Graph(nn.Module):
+class Graph(Calibrated):
     """Images in [0, 1] → logits, p(y|x), log p(x) at one γ²; the square is not expanded."""
 
-    def __init__(self, model: Classifier, gamma2: float):
-        super().__init__()
-        self.backbone, self.head, self.gamma2 = model.backbone, model.head, gamma2
-
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logits = self.head.logits_at(self.backbone(to_signed(images)), self.gamma2)
+        logits = super().forward(images)
         return logits, core.log_posterior(logits).exp(), core.log_density(logits)
 
 

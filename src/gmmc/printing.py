@@ -1,5 +1,6 @@
 """What the commands print on standard output."""
 
+import json
 import sys
 import textwrap
 from pathlib import Path
@@ -14,8 +15,13 @@ SCORES = {
 FEW = 100  # validation images below which a bound is a rough one
 
 
-def print_predictions(rows: list[dict[str, Any]]) -> None:
+def print_predictions(rows: list[dict[str, Any]], *, as_json: bool = False) -> None:
     """An answer per row; the class of an image that is not accepted is only a guess."""
+    if as_json:
+        for row in rows:
+            print(json.dumps(row, ensure_ascii=False))
+    if as_json or not rows:
+        return
     first = rows[0]
     header = ["image", "answer", "confidence"]
     if first["in_distribution"] is not None:
