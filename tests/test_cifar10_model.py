@@ -15,8 +15,8 @@ from gmmc.packing import unpack
 ROOT = Path(__file__).parents[1]
 FOLDER = pretrained.SHIPPED / "cifar10"
 
-# E(x′, y′)·γ² of seeds 0 to 9, a class each, after five steps; in float32 within 2% of this.
-ENERGIES = [58.39, 82.59, 32.07, 35.75, 31.61, 27.50, 34.24, 51.94, 47.79, 155.54]
+# E(x′, y′)·γ² of seeds 0 to 9, a class each, after two steps; in float32 within 1% of this.
+ENERGIES = [231.45, 292.28, 82.39, 102.05, 84.07, 53.98, 108.65, 232.97, 160.91, 213.39]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def results():
 
 def test_seeded_chains_have_the_recorded_energies(model):
     labels = torch.arange(10)
-    x = model.sample(10, labels, seed=0, steps=5)
+    x = model.sample(10, labels, seed=0, steps=2)
     with torch.no_grad():
         energies = model.head.unit_energy(model.backbone(x * 2 - 1), labels)
     assert energies.tolist() == pytest.approx(ENERGIES, rel=0.05)
