@@ -22,7 +22,7 @@ demo: .venv/product ## train on the digits, evaluate, draw samples, write a repo
 	@echo "try      .venv/bin/gmmc predict runs/demo runs/demo/samples/*_seed00000*.png"
 
 test: .venv/dev ## the tests, a minute or two
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: .venv/dev ## the tests that take longer: the demo's promises, kill -9
 	$(BIN)/python -m pytest -m slow
@@ -31,7 +31,7 @@ check: .venv/dev ## format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 format: .venv/dev ## let ruff format and fix
 	$(BIN)/ruff format .

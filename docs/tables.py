@@ -59,7 +59,7 @@ def main() -> None:
             axes.set_ylabel(names[1])
         kept = [f"{model.accepts(rows).mean():.1%}" for rows in (x, drawn)]
         print(f"{title}: accepts {kept[0]} of the rows it learned from, {kept[1]} of the samples")
-    figure.tight_layout()
+    figure.tight_layout(w_pad=2)
     figure.savefig(IMAGES / "tables.png", dpi=100)
 
     digits = load_digits()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from conftest import tiny_config, tiny_data
-from gmmc import __version__, cli
+from conftest import make_model, tiny_config, tiny_data
+from gmmc import __version__, cli, hub, runs
 from gmmc.data import Dataset
 from gmmc.train import train
 
@@ -292,6 +292,25 @@ def test_a_bad_file_does_not_hide_the_others(run, pictures, form, capsys):
     assert "none.png" in complaint
     assert "big.png" in complaint
     assert "good.png" not in err
+
+
+def test_a_folder_of_the_hub_takes_photos_of_any_size(run, tmp_path, pictures, capsys):
+    hub.save_pretrained(run, tmp_path / "folder")
+    status, _, _ = gmmc("predict", tmp_path / "folder", pictures / "big.png", capsys=capsys)
+    assert status == 0
+
+
+def test_a_model_of_a_table_has_no_image_files(tmp_path, pictures, capsys):
+    vectors = make_model(shape=(5, 1, 1), model={"backbone": "mlp-1-8"})
+    runs.save_model(tmp_path / "model.safetensors", vectors)
+    for command in (
+        ["predict", tmp_path, pictures / "good.png"],
+        ["sample", tmp_path, "--out", tmp_path / "drawn"],
+    ):
+        status, _, err = gmmc(*command, "--device", "cpu", capsys=capsys)
+        assert status == 2
+        assert "a model of rows of 5 numbers, not of images" in err
+    assert not (tmp_path / "drawn").exists()
 
 
 def test_resizing_on_request(run, pictures, capsys):

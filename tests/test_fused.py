@@ -61,7 +61,7 @@ STAND_IN = SimpleNamespace(convolve=convolve, join=join, masked=masked, supporte
 def network_of(depth=10, width=1, *, channels=3, dim=0, parts=LEAKY, seed=0) -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return wide_resnet(depth, width, channels=channels, dim=dim, parts=parts)
+        return wide_resnet(depth, width, shape=(channels, 32, 32), dim=dim, parts=parts)
 
 
 def task(network: nn.Module, *shape: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,7 +171,7 @@ def test_packed_weights_give_a_convolution_and_its_transpose():
 def test_what_is_recognised():
     for channels, dim, depth, width in ((3, 0, 10, 1), (1, 5, 16, 2)):
         assert recognised(network_of(depth, width, channels=channels, dim=dim))
-    assert not recognised(small_cnn(channels=3, dim=0, parts=LEAKY))
+    assert not recognised(small_cnn(shape=(3, 32, 32), dim=0, parts=LEAKY))
     assert not recognised(network_of(parts=Parts("silu", batch_norm=False)))
     assert not recognised(network_of(parts=Parts("leaky_relu", batch_norm=True)))
     assert not recognised(nn.Sequential(*network_of(), nn.Tanh()))
@@ -188,7 +188,7 @@ def test_a_cpu_is_not_supported():
 
 def test_bad_input_is_named():
     with pytest.raises(InputError, match="network must be a wide ResNet"):
-        FusedNetwork(small_cnn(channels=3, dim=0, parts=LEAKY), kernels=STAND_IN)
+        FusedNetwork(small_cnn(shape=(3, 32, 32), dim=0, parts=LEAKY), kernels=STAND_IN)
     fused = FusedNetwork(network_of(), kernels=STAND_IN, dtype=torch.float32)
     assert fused.fits((2, 3, 8, 8))
     assert not fused.fits((2, 3, 8, 12))

@@ -181,7 +181,7 @@ def test_the_card_is_one_that_the_hub_reads(folder, measured):
 
 def test_the_card_has_words_numbers_doubts_and_conditions(folder, measured):
     text = (folder / "README.md").read_text()
-    assert "# Digits | by <hand>" in text
+    assert r"# Digits \| by &lt;hand>" in text
     assert "## What it is for\n\nReading digits.\n" in text
     assert "- Cheques.\n- Letters.\n" in text
     row = next(line for line in text.splitlines() if line.startswith("| test accuracy |"))

@@ -1,9 +1,12 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
 
 from conftest import make_model
 from gmmc import evaluations
+from gmmc.abstention import Reference
 from gmmc.errors import InputError
 from gmmc.models import pick_device
 
@@ -97,3 +100,14 @@ def test_a_softmax_classifier_without_samples_classifies_and_says_that_it_cannot
     with pytest.raises(InputError, match="cannot draw"):
         model.sample(1)
     assert evaluations.choose(model, []) == ["accuracy", "calibration", "ood", "latent"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_images_of_any_precision(model, dtype):
+    """Also for other tools, which call the module itself."""
+    model.reference = Reference(3.0, {"log_density": torch.zeros(1)})
+    images = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    for module in (model, model.calibrated(), copy.deepcopy(model).double()):
+        assert torch.allclose(
+            module(images.to(dtype)).double(), module(images).double(), rtol=1e-2, atol=1e-2
+        )

@@ -238,12 +238,12 @@ def predict(
     """
     from gmmc.commands import load_model, predict_files
 
-    if resize is None and pretrained.is_shipped(run):
-        resize = True
+    if resize is None and (pretrained.is_shipped(run) or (Path(run) / "config.json").is_file()):
+        resize = True  # who trained it is elsewhere, and so is what the images were like
     rows, unread = predict_files(load_model(run, device), images, resize=resize, score=score, tpr=tpr)
     printing.print_predictions(rows, as_json=as_json)
     if unread:
-        raise InputError("; ".join(unread))
+        raise InputError("; ".join([*unread[:3], *([f"and {len(unread) - 3} more"] if unread[3:] else [])]))
 
 
 @app.command(epilog=example("gmmc export cifar10 cifar10.onnx   or   gmmc export runs/demo my-digits"))

@@ -95,6 +95,7 @@ def draw(
 
     With class names, the images go through them in turn; without, classes are drawn from the priors.
     """
+    check_images(model)
     in_file = is_image_file(out)
     if class_names:
         chosen = torch.tensor([class_index(model, name) for name in class_names])
@@ -140,6 +141,7 @@ def predict_files(
     `answer` is the class, None where the model abstains; `class` is the nearest in any case. A model without
     scores of validation images never abstains, and its confidence is not calibrated.
     """
+    check_images(model)
     resize = model.cfg.data.size > 0 if resize is None else resize
     read, found, unread = [], [], []
     for path in paths:
@@ -208,6 +210,14 @@ def class_index(model: Classifier, name: str) -> int:
     if name not in model.class_names:
         raise InputError(f"--label must be one of {', '.join(model.class_names)}, got {name!r}")
     return model.class_names.index(name)
+
+
+def check_images(model: Classifier) -> None:
+    """A model of a table has no image files."""
+    if model.shape[1:] == (1, 1):
+        raise InputError(
+            f"this is a model of rows of {model.shape[0]} numbers, not of images; use its estimator in Python"
+        )
 
 
 def make_folder(path: Path) -> None:

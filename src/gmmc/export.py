@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gmmc import __version__, core
 from gmmc.atomic import write_atomic
@@ -51,11 +51,15 @@ class Exported:
         return f"{self.path}: {size}, opset {self.opset}; {checked}"
 
 
-class Graph(Calibrated):
+class Graph(nn.Module):
     """Images in [0, 1] → logits, p(y|x), log p(x) at one γ²; the square is not expanded."""
 
+    def __init__(self, model: Classifier, gamma2: float):
+        super().__init__()
+        self.calibrated = Calibrated(model, gamma2)
+
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logits = super().forward(images)
+        logits = self.calibrated(images)
         return logits, core.log_posterior(logits).exp(), core.log_density(logits)
 
 
@@ -76,6 +80,10 @@ def to_onnx(model: Classifier, path: str | Path, *, opset: int | None = None) ->
     one where the model keeps no scores of such images. Metadata tell both, and the threshold to abstain by.
     A graph that onnxruntime does not compute as torch does is not written.
     """
+    if not isinstance(model, Classifier):
+        raise InputError(
+            f"model must be a gmmc.Classifier (of an estimator its model_), got {type(model).__name__}"
+        )
     path, opset = Path(path), OPSET if opset is None else opset
     if path.is_dir() or path.suffix.lower() != ENDING:
         raise InputError(f"path must be a file that ends in {ENDING}, got {str(path)!r}")

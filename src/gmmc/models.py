@@ -55,7 +55,11 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Images in [0, 1] → logits, differentiable: what attacks and other tools call."""
-        return self.head(self.backbone(to_signed(images)))
+        return self.head(self.features(images))
+
+    def features(self, images: Tensor) -> Tensor:
+        """φ of images in [0, 1], differentiable; in the precision of the weights."""
+        return self.backbone(to_signed(images).to(self.head.gamma2.dtype))
 
     # --- asking ---
 
@@ -88,13 +92,10 @@ class Classifier(nn.Module):
         """This model with γ² left open."""
         paper = None if self.head.means is None else self.head.gamma2.item()
 
-        def features(x: Tensor) -> Tensor:
-            return self.backbone(to_signed(x))
-
         def energies_of(found: Tensor) -> Tensor:
             return self.head.unit_energies(found.double())
 
-        return Tempered(self, features, energies_of, self.head.logits_of, paper)
+        return Tempered(self, self.features, energies_of, self.head.logits_of, paper)
 
     def calibrate(self, images, labels) -> None:
         """Fit γ² on images the model was not trained on, and keep their scores to measure others by."""
@@ -300,7 +301,7 @@ class Calibrated(nn.Module):
         self.training = model.training
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.model.head.logits_at(self.model.backbone(to_signed(images)), self.gamma2)
+        return self.model.head.logits_at(self.model.features(images), self.gamma2)
 
 
 def pick_device(name: str) -> torch.device:

@@ -1,8 +1,8 @@
 """`GMMCClassifier`: the training of `gmmc train` behind the interface of scikit-learn."""
 
 import copy
-import dataclasses
-import math
+from collections.abc import Mapping
+from numbers import Integral, Real
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -14,18 +14,28 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from gmmc import config, core, scores
+from gmmc import core, scores
 from gmmc.abstention import Reference
 from gmmc.config import Config
-from gmmc.data import Dataset, LabelledImages, hold_out
+from gmmc.data import Dataset, LabelledImages
 from gmmc.errors import Diverged, InputError, Interrupted
+from gmmc.estimator.holding_out import held_out, joined, split
+from gmmc.estimator.recipe import chosen, lengthened, one_pass
 from gmmc.estimator.rows import Rows
 from gmmc.models import Classifier, pick_device
 from gmmc.train import train
 
-SMALL_IMAGE = 16  # pixels a side up to which training with samples takes a minute on a CPU, not an hour
-HELD_KEPT = 2000  # rows that `partial_fit` remembers to calibrate by
+HELD_KEPT = 2000  # rows that are remembered for a later `partial_fit` to calibrate by
 DENSITY = "log_density"
+FITTED = ("model_", "gamma2_", "threshold_", "low_", "high_")
+OWN_PARAMETERS = {
+    "abstain.tpr": "the parameter tpr",
+    "data.name": "X and y",
+    "train.device": "the parameter device",
+    "train.devices": "gmmc train",
+    "train.nodes": "gmmc train",
+    "train.seed": "the parameter random_state",
+}
 
 
 class GMMCClassifier(ClassifierMixin, BaseEstimator):
@@ -60,8 +70,9 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
     Attributes
     ----------
     classes_, n_features_in_, feature_names_in_ : as everywhere
-    model_ : the gmmc.Classifier, whose images are the rows in [0, 1]
-    gamma2_ : temperature of the posterior, fitted on rows that were held out
+    model_ : the gmmc.Classifier, whose images are the rows in [0, 1], see `to_unit`
+    low_, high_ : what became 0 and 1 there, of each column or of all pixels
+    gamma2_ : temperature of the posterior, fitted on rows that were held out (on all if they are few)
     threshold_ : of `score_samples`; below it, rows are not accepted
     """
 
@@ -98,16 +109,15 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         self.classes_ = np.unique(y)
         self._begin(x, given)
         cfg = self._config()
-        rows = self._labelled(x, y)
-        kept, held = hold_out(rows, cfg.data.valid, cfg.train.seed)
-        self._learn(self._lengthened(cfg, len(kept)), kept, held)
+        kept, held = split(self._labelled(x, y), self._held_out(x, cfg), every_class=True)
+        self._learn(lengthened(cfg, len(kept), self.min_updates), kept, held)
         return self
 
     def partial_fit(self, X, y, classes: Any = None) -> "GMMCClassifier":
         """One pass over these rows, from the weights there are; the first call must name all classes.
 
         The range of the numbers is that of the first call. Chains and the optimiser begin anew each time, and
-        all classes count as equally frequent. The rows held out to calibrate by are those of all calls.
+        all classes count as equally frequent. A row that is held out to calibrate by is so in every call.
         """
         first = not hasattr(self, "model_")
         if first and classes is None:
@@ -118,26 +128,48 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
             self._begin(x, given)
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise InputError(f"classes must be those of the first call, {self.classes_}, got {classes}")
+        self._check_parameters()
         self._passes += 1
-        cfg = _one_pass(self._config())
-        kept, held = hold_out(self._labelled(x, y), cfg.data.valid, cfg.train.seed)
+        cfg = one_pass(self._config())
+        kept, held = split(self._labelled(x, y), self._held_out(x, cfg), every_class=first)
         if self._held is not None:
-            held = _joined(self._held, held)[-HELD_KEPT:]
-        self._learn(cfg, kept, held, start=None if first else self.model_, partial=True)
+            held = joined(self._held, held)
+        if len(kept):
+            self._learn(cfg, kept, held, start=None if first else self.model_, partial=True)
+        else:  # so few rows that all are for the next call to calibrate by
+            self._held = held[-HELD_KEPT:]
         return self
 
     def _begin(self, x: np.ndarray, given: tuple[int, ...]) -> None:
-        """What is decided once: how rows are read, and the seed."""
+        """Forget what was learned before, and decide how rows are read, and the seed."""
+        for name in FITTED:
+            self.__dict__.pop(name, None)
+        self._check_parameters()
         if len(self.classes_) < 2:
-            raise InputError(f"y must have at least two classes, got one class, {self.classes_[0]!r}")
+            raise InputError(
+                f"y must have at least two classes, got one class, {self.classes_.tolist()[0]!r}"
+            )
         if len(x) < 2:
             raise InputError(f"a classifier needs at least 2 rows, got n_samples = {len(x)} (1 sample)")
-        shape = self.image_shape or (given if len(given) > 1 else None)
+        shape = given if self.image_shape is None and len(given) > 1 else self.image_shape
         self._rows = Rows.of_vectors(x) if shape is None else Rows.of_images(x, given, shape)
         self._seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         self._passes = 0
         self._held: LabelledImages | None = None
-        self.__dict__.pop("model_", None)
+
+    def _check_parameters(self) -> None:
+        """Those that training would not look at before its end."""
+        if not isinstance(self.tpr, Real) or not 0 < self.tpr < 1:
+            raise InputError(f"tpr must lie between 0 and 1, got {self.tpr!r}")
+        if not isinstance(self.min_updates, Integral) or self.min_updates < 0:
+            raise InputError(f"min_updates must be a whole number, at least 0, got {self.min_updates!r}")
+        if not isinstance(self.settings, Mapping | None):
+            raise InputError(f"settings must be a mapping of keys to values, got {self.settings!r}")
+        for key in self.settings or ():
+            if key in OWN_PARAMETERS:
+                raise InputError(f"settings must leave {key} to {OWN_PARAMETERS[key]}")
+            if not isinstance(key, str) or (key == "train.beta" and self.beta is not None):
+                raise InputError(f"settings must have keys of a recipe, beta only once, got {key!r}")
 
     def _learn(
         self,
@@ -148,12 +180,12 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         start: Classifier | None = None,
         partial: bool = False,
     ) -> None:
-        names = [str(name) for name in self.classes_.tolist()]
-        data = Dataset(kept, held, held[:0], tuple(names), partial=partial)
+        names = tuple(str(name) for name in self.classes_.tolist())
+        data = Dataset(kept, held, held[:0], names, partial=partial)
         threads = torch.get_num_threads()
         try:
             with TemporaryDirectory(prefix="gmmc-") as folder:
-                self.model_ = train(cfg, folder, data, start=start, silent=not self.verbose)
+                model = train(cfg, folder, data, start=start, silent=not self.verbose)
         except Interrupted:
             raise KeyboardInterrupt from None
         except Diverged as error:
@@ -163,54 +195,30 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
             ) from None
         finally:
             torch.set_num_threads(threads)  # a recipe's are for a process of its own
-        self._held = held
         measure = held if len(held) else kept  # so few rows that none could be spared
-        if self.model_.reference is None:
-            self.model_.calibrate(measure.images, measure.labels)
-        assert self.model_.reference is not None
-        self.gamma2_ = self.model_.reference.gamma2
-        network = self._network()
+        if model.reference is None:
+            model.calibrate(measure.images, measure.labels)
+        assert model.reference is not None
+        network = self._tempered(model)
         density = core.log_density(
             scores.logits_at(network, scores.unit_energies(network, measure.images), 1.0)
         )
         self.threshold_ = Reference.of(1.0, {DENSITY: density}).threshold(DENSITY, self.tpr)
+        self.gamma2_, self.low_, self.high_ = model.reference.gamma2, self._rows.low, self._rows.high
+        self.model_, self._held = model, held[-HELD_KEPT:]
 
     def _config(self) -> Config:
         """The recipe with all that the parameters say."""
-        recipe = self.recipe
-        if recipe == "auto":
-            small = max(self._rows.shape[1:]) <= SMALL_IMAGE
-            recipe = "vectors" if self._rows.are_vectors else "images" if small else "photos"
-        overrides = {
-            **(self.settings or {}),
-            "train.seed": self._seed + self._passes,
-            "train.device": self.device,
-        }
+        overrides = {**(self.settings or {}), "train.seed": self._seed + self._passes}
+        overrides["train.device"] = self.device
         if self.beta is not None:
             overrides["train.beta"] = self.beta
-        if self.beta == 0:  # nothing is sampled, and no sampler needed
-            overrides |= {"generative.epochs": 0, "sampler.name": "staged"}
-        cfg = config.load(recipe, {key: _plain(value) for key, value in overrides.items()})
-        needed = len(self.classes_) - 1  # for equiangular means
-        if cfg.model.head == "mmc" and 0 < cfg.model.dim < needed:
-            cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, dim=needed))
-        return cfg
-
-    def _lengthened(self, cfg: Config, rows: int) -> Config:
-        """With so many epochs that each phase has `min_updates`."""
-        per_epoch = max(1, rows // cfg.train.batch_size)
-        least = math.ceil(self.min_updates / per_epoch)
-        phases = {
-            name: dataclasses.replace(phase, epochs=max(phase.epochs, least))
-            for name in ("discriminative", "generative")
-            if (phase := getattr(cfg, name)).epochs
-        }
-        return dataclasses.replace(cfg, **phases)
+        return chosen(self.recipe, self._rows.shape, len(self.classes_), overrides)
 
     # --- asking ---
 
     def decision_function(self, X) -> np.ndarray:
-        """log p(x, y) at γ = `gamma2_`, up to a constant; of two classes, the second against the first."""
+        """log p(x, y) at γ² = `gamma2_`, up to a constant; of two classes, the second against the first."""
         logits = self._logits(X).numpy()
         return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
 
@@ -228,7 +236,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[most_probable]
 
     def score_samples(self, X) -> np.ndarray:
-        """log p(x) up to a constant, at γ = 1: the density that training learns and `sample` draws from."""
+        """log p(x) up to a constant, at γ = 1, where training with samples learns it."""
         return core.log_density(self._logits(X, gamma2=1.0)).numpy()
 
     def accepts(self, X) -> np.ndarray:
@@ -238,34 +246,47 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
 
     def predict_or_abstain(self, X, unknown: Any = None) -> np.ndarray:
         """The class where the row is accepted, `unknown` elsewhere."""
-        named = self.predict(X)
-        chosen: Any = [named.astype(object) if unknown is None else named, unknown]
-        return np.where(self.accepts(X), *chosen)
+        named, strange = self.predict(X), ~self.accepts(X)
+        answers = named if np.asarray(unknown).dtype.kind == named.dtype.kind else named.astype(object)
+        chosen: Any = [unknown, answers]
+        return np.where(strange, *chosen)
+
+    def to_unit(self, X) -> Tensor:
+        """Rows as `model_` takes them: images, (X − `low_`)/(`high_` − `low_`)."""
+        check_is_fitted(self)
+        x, _ = self._validated(X, reset=False)
+        return self._rows.to_unit(x)
 
     def _logits(self, X, gamma2: float | None = None) -> Tensor:
-        check_is_fitted(self, "model_")
-        x, _ = self._validated(X, reset=False)
-        network = self._network()
-        energies = scores.unit_energies(network, self._rows.to_unit(x))
+        images = self.to_unit(X)
+        network = self._tempered(self.model_.to(pick_device(self.device)))
+        energies = scores.unit_energies(network, images)
         return scores.logits_at(network, energies, self.gamma2_ if gamma2 is None else gamma2)
 
-    def _network(self) -> scores.Tempered:
+    def _tempered(self, model: Classifier) -> scores.Tempered:
         """Of vectors in float64: small enough, and then no row feels how many others are asked with it."""
-        model = self.model_.to(pick_device(self.device))
         return (copy.deepcopy(model).double() if self._rows.are_vectors else model).tempered()
 
     # --- drawing ---
 
-    def sample(self, n_samples=1, labels=None, *, random_state=None) -> tuple[np.ndarray, np.ndarray]:
-        """Fresh rows, as X was given, and their classes: from the priors, or those asked for."""
-        check_is_fitted(self, "model_")
+    def sample(self, n_samples=None, labels=None, *, random_state=None) -> tuple[np.ndarray, np.ndarray]:
+        """Fresh rows, as X was given, and their classes: as many as asked for, or as there are labels.
+
+        Without labels, classes are drawn from the priors; without either, it is one row.
+        """
+        check_is_fitted(self)
         given = self.random_state if random_state is None else random_state
         seed = int(check_random_state(given).randint(2**31 - 1))
-        if labels is None:
-            y = self.model_.sample_labels(n_samples, seed)
-        else:
-            y = torch.from_numpy(self._positions(np.asarray(labels)))
-        images = self.model_.to(pick_device(self.device)).sample(n_samples, y, seed)
+        asked = None if labels is None else self._positions(np.atleast_1d(np.asarray(labels)))
+        if n_samples is None:
+            n_samples = 1 if asked is None else len(asked)
+        if not isinstance(n_samples, Integral) or n_samples < 0:
+            raise InputError(f"n_samples must be a whole number, at least 0, got {n_samples!r}")
+        if asked is not None and len(asked) != n_samples:
+            raise InputError(f"labels must be {n_samples}, one per sample, got {len(asked)}")
+        n = int(n_samples)
+        y = self.model_.sample_labels(n, seed) if asked is None else torch.from_numpy(asked)
+        images = self.model_.to(pick_device(self.device)).sample(n, y, seed)
         return self._rows.from_unit(images), self.classes_[y.numpy()]
 
     # --- what comes in ---
@@ -286,43 +307,27 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         return x, given or x.shape[1:], *labels
 
     def _labelled(self, x: np.ndarray, y: np.ndarray) -> LabelledImages:
-        unit = self._rows.to_unit(x).clamp(0, 1).float()  # a later `partial_fit` may bring what is beyond
-        return LabelledImages(unit, torch.from_numpy(self._positions(y)))
+        return LabelledImages(self._rows.to_learn(x), torch.from_numpy(self._positions(y)))
+
+    def _held_out(self, x: np.ndarray, cfg: Config) -> Tensor:
+        """By the rows before what is beyond the range is cut: else these would be all alike."""
+        return held_out(self._rows.to_unit(x), cfg.data.valid, self._seed)
 
     def _positions(self, y: np.ndarray) -> np.ndarray:
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
-            raise InputError(f"y must be among the classes {self.classes_}, got {unknown[0]!r}")
+            raise InputError(f"y must be among the classes {self.classes_}, got {unknown.tolist()[0]!r}")
         return np.searchsorted(self.classes_, y)
 
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "model_")
+
     def __getstate__(self) -> dict[str, Any]:
-        """The network on the CPU: what one machine dumped, another without its GPU can load."""
+        """The network on the CPU: with device="auto", another machine can use what one with a GPU dumped."""
         state: dict[str, Any] = super().__getstate__()  # pyright: ignore[reportAssignmentType]
         if "model_" in state:
             state["model_"] = copy.deepcopy(self.model_).cpu()
         return state
-
-
-def _plain(value: Any) -> Any:
-    """Numbers of numpy, as a grid of settings has them, as Python's."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _one_pass(cfg: Config) -> Config:
-    """One epoch of each phase that the recipe has, at a constant pace."""
-    phases = {
-        name: dataclasses.replace(phase, epochs=1, warmup=0, schedule="step", decay_epochs=())
-        for name in ("discriminative", "generative")
-        if (phase := getattr(cfg, name)).epochs
-    }
-    model = dataclasses.replace(cfg.model, priors="uniform")
-    return dataclasses.replace(cfg, model=model, train=dataclasses.replace(cfg.train, ramp=0), **phases)
-
-
-def _joined(*parts: LabelledImages) -> LabelledImages:
-    return LabelledImages(
-        torch.cat([part.images for part in parts]), torch.cat([part.labels for part in parts])
-    )
 
 
 __all__ = ["GMMCClassifier"]

@@ -1,7 +1,8 @@
 """How the rows of a table become images in [0, 1], and back."""
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from gmmc.pixels import Shape
 
 CHANNELS = (1, 3)
 MARGIN = 1.25  # the box that chains walk in, relative to the farthest training row
+OUTLIER = 8  # interquartile ranges from the median, beyond which a row does not widen the box
 
 
 @dataclass(frozen=True)
@@ -21,32 +23,36 @@ class Rows:
     given: tuple[int, ...]  # the shape of one row of X
     shape: Shape
     channels_last: bool
-    centre: np.ndarray  # of each number's range, or of that of all pixels
-    half: np.ndarray  # of the width of that range
-    dtype: np.dtype  # of samples
+    low: np.ndarray  # what becomes 0, of each number or of all pixels
+    high: np.ndarray  # what becomes 1
+    dtype: np.dtype  # uint8, or float64 for all others
 
     @classmethod
     def of_vectors(cls, x: np.ndarray) -> "Rows":
-        """Around the mean of each column, a little farther than the farthest row."""
+        """Around the median of each column, a little farther than the farthest row that is no outlier."""
         x = x.astype(np.float64)
-        centre = x.mean(0)
-        half = MARGIN * np.abs(x - centre).max(0)
-        half[~(half > 0)] = 1.0  # a column that does not vary
-        return cls(x.shape[1:], (x.shape[1], 1, 1), False, centre, half, np.dtype(np.float64))
+        centre = np.median(x, 0)
+        farthest = np.abs(x - centre).max(0)
+        spread = np.subtract(*np.quantile(x, [0.75, 0.25], axis=0))
+        # A column that hardly varies, as a pixel of the margin, has a spread of 0 and no outliers.
+        half = MARGIN * np.where(spread > 0, np.minimum(farthest, OUTLIER * spread), farthest)
+        half[~(half > 0)] = 1.0  # a column that does not vary at all
+        shape = (x.shape[1], 1, 1)
+        return cls(x.shape[1:], shape, False, centre - half, centre + half, np.dtype(np.float64))
 
     @classmethod
-    def of_images(cls, x: np.ndarray, given: tuple[int, ...], image_shape: Sequence[int]) -> "Rows":
+    def of_images(cls, x: np.ndarray, given: tuple[int, ...], image_shape: Any) -> "Rows":
         """uint8, or floating point in [0, 1]; of other numbers, the least is black and the largest white."""
         shape, channels_last = _read_shape(image_shape)
-        if np.prod(shape) != x.shape[1]:
+        if math.prod(shape) != x.shape[1]:
             raise InputError(f"image_shape must have {x.shape[1]} numbers, as many as a row, got {shape}")
-        integers = x.dtype == np.uint8
-        low, high = (0.0, 255.0) if integers else (float(x.min()), float(x.max()))
-        if not integers and low >= 0 and high <= 1:
+        if x.dtype == np.uint8:
+            return cls(given, shape, channels_last, np.array(0.0), np.array(255.0), np.dtype(np.uint8))
+        low, high = float(x.min()), float(x.max())
+        if low >= 0 and high <= 1:
             low, high = 0.0, 1.0
-        half = (high - low) / 2 or 1.0
-        dtype = np.dtype(np.uint8 if integers else np.float64)
-        return cls(given, shape, channels_last, np.array((low + high) / 2), np.array(half), dtype)
+        high = high if high > low else low + 1
+        return cls(given, shape, channels_last, np.array(low), np.array(high), np.dtype(np.float64))
 
     @property
     def are_vectors(self) -> bool:
@@ -54,30 +60,44 @@ class Rows:
 
     def to_unit(self, x: np.ndarray) -> Tensor:
         """(N, numbers) → float64 (N, channels, height, width); what is outside of the range stays outside."""
-        unit = ((x.astype(np.float64) - self.centre) / self.half + 1) / 2
-        channels, height, width = self.shape
-        if self.channels_last:
-            unit = unit.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
-        return torch.from_numpy(np.ascontiguousarray(unit.reshape(-1, *self.shape)))
+        if self.dtype == np.uint8 and x.dtype != np.uint8 and x.size and x.max() <= 1:
+            raise InputError(
+                f"images must range from 0 to 255 as those of the training, got at most {x.max():g}"
+            )
+        return self._arranged((x.astype(np.float64) - self.low) / (self.high - self.low))
+
+    def to_learn(self, x: np.ndarray) -> Tensor:
+        """As a data set holds them: uint8 as it is, else float32 within [0, 1]."""
+        # What a later part of the data brings may be beyond.
+        return self._arranged(x) if x.dtype == np.uint8 == self.dtype else self.to_unit(x).clamp(0, 1).float()
 
     def from_unit(self, images: Tensor) -> np.ndarray:
         """Images in [0, 1] → rows as they were given."""
         unit = images.cpu().double().numpy()
         if self.channels_last:
             unit = unit.transpose(0, 2, 3, 1)
-        rows = (unit.reshape(len(unit), -1) * 2 - 1) * self.half + self.centre
+        rows = unit.reshape(len(unit), math.prod(self.shape)) * (self.high - self.low) + self.low
         rows = np.rint(rows) if self.dtype == np.uint8 else rows
         return rows.astype(self.dtype).reshape(len(unit), *self.given)
 
+    def _arranged(self, rows: np.ndarray) -> Tensor:
+        channels, height, width = self.shape
+        if self.channels_last:
+            rows = rows.reshape(-1, height, width, channels).transpose(0, 3, 1, 2)
+        return torch.from_numpy(np.array(rows.reshape(-1, *self.shape)))  # a copy: rows may be read-only
 
-def _read_shape(image_shape: Sequence[int]) -> tuple[Shape, bool]:
+
+def _read_shape(image_shape: Any) -> tuple[Shape, bool]:
     """(channels, height, width), and whether the channels came last."""
-    sizes = tuple(int(size) for size in image_shape)
-    if len(sizes) == 2:
+    try:
+        sizes = tuple(int(size) for size in image_shape)
+    except (TypeError, ValueError):
+        sizes = ()
+    if min(sizes, default=0) >= 1 and len(sizes) == 2:
         return (1, *sizes), False
-    if len(sizes) == 3 and sizes[0] in CHANNELS:
+    if min(sizes, default=0) >= 1 and len(sizes) == 3 and sizes[0] in CHANNELS:
         return (sizes[0], sizes[1], sizes[2]), False
-    if len(sizes) == 3 and sizes[2] in CHANNELS:
+    if min(sizes, default=0) >= 1 and len(sizes) == 3 and sizes[2] in CHANNELS:
         return (sizes[2], sizes[0], sizes[1]), True
     rule = "(height, width), or that with 1 or 3 channels before or after it"
-    raise InputError(f"the shape of an image must be {rule}, got {sizes}")
+    raise InputError(f"the shape of an image must be {rule}, got {image_shape}")

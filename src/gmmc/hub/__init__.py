@@ -36,6 +36,11 @@ def save_pretrained(
     """
     from gmmc.hub import card  # with the report, which takes a moment to import
 
+    if not isinstance(source, Classifier | str | Path):
+        kind = type(source).__name__
+        raise InputError(
+            f"source must be a run or a gmmc.Classifier (of an estimator its model_), got {kind}"
+        )
     folder = Path(folder)
     _check_place(folder)
     model = source if isinstance(source, Classifier) else runs.load(source)
@@ -112,8 +117,9 @@ def _check_description(file: Path, model: Classifier) -> None:
         told["recipe"] = json.loads(json.dumps(dataclasses.asdict(config.from_dict(told.get("recipe", {})))))
     except InputError as error:
         raise InputError(f"the recipe in {file} is not one of this version of gmmc: {error}") from None
+    said_of = dict(_flat(told))
     for key, value in _flat(own):
-        said = dict(_flat(told)).get(key, value)
+        said = said_of.get(key, value)
         if said != value and key != MARK:
             raise InputError(
                 f"{file} is of another model: {key} must be {value!r} as in {MODEL}, got {said!r}"

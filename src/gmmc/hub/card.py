@@ -63,7 +63,7 @@ def render(run: Run, model: Classifier, name: str, licence: str | None) -> str:
     """The whole file; `name` is that of the folder."""
     words = card.words(run)
     title = (run.card or {}).get(card.TITLE) or name
-    parts = [f"# {title}", about(model)]
+    parts = [f"# {escaped(title)}", about(model)]
     parts += [f"## {heading}\n\n{prose(text)}" for heading, text in words]
     parts += ["## Numbers", numbers(run) if run.results else NOTHING]
     parts += ["## How to load it", loading(model, name)]
@@ -196,7 +196,7 @@ def loading(model: Classifier, name: str) -> str:
     ]
     if model.reference:
         lines.append("model.answer(images)  # class, calibrated confidence, and whether it should abstain")
-    if model.can_sample:
+    if model.cfg.samples:
         lines.append("model.sample(10, seed=0)  # images in [0, 1]")
     return "```python\n" + "\n".join(lines) + "\n```"
 

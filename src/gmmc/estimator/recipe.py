@@ -1,0 +1,69 @@
+"""The recipe that a fit follows, from the parameters of the estimator."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gmmc import config
+from gmmc.config import Config
+from gmmc.errors import InputError
+from gmmc.pixels import Shape
+
+SMALL_IMAGE = 16  # pixels a side up to which training with samples takes a minute on a CPU, not an hour
+PHASES = ("discriminative", "generative")
+
+
+def chosen(recipe: str, shape: Shape, classes: int, overrides: Mapping[str, Any]) -> Config:
+    """A recipe by name or file, or the one for rows of this shape, with its overrides."""
+    vectors = shape[1:] == (1, 1)
+    if recipe == "auto":
+        recipe = "vectors" if vectors else "images" if max(shape[1:]) <= SMALL_IMAGE else "photos"
+    if not isinstance(recipe, str | Path):
+        raise InputError(f"recipe must be a name or a file, got {recipe!r}")
+    changes = {key: _plain(value) for key, value in overrides.items()}
+    if changes.get("train.beta") == 0:  # nothing is sampled, and no sampler needed
+        changes |= {"generative.epochs": 0, "sampler.name": "staged"}
+    cfg = config.load(recipe, changes)
+    if changes.get("train.beta") and not cfg.samples:
+        rule = f"beta={cfg.train.beta:g} needs generative epochs, and the recipe {recipe!r} has none"
+        raise InputError(f'{rule}; give settings={{"generative.epochs": …}}, or another recipe')
+    if vectors and not cfg.model.backbone.startswith("mlp"):
+        rule = "for rows of numbers, the recipe must have an MLP such as model.backbone=mlp-2-64"
+        raise InputError(f"{rule}, got {cfg.model.backbone}; for images give image_shape")
+    needed = classes - 1  # for equiangular means
+    if cfg.model.head == "mmc" and 0 < cfg.model.dim < needed:
+        cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, dim=needed))
+    return cfg
+
+
+def lengthened(cfg: Config, rows: int, least_updates: int) -> Config:
+    """With so many epochs that each phase of the recipe has that many updates."""
+    per_epoch = max(1, rows // cfg.train.batch_size)
+    phases = {}
+    for name in PHASES:
+        phase = getattr(cfg, name)
+        if phase.epochs:
+            epochs = max(phase.epochs, math.ceil(least_updates / per_epoch))
+            warmup = min(phase.warmup, epochs * per_epoch)
+            phases[name] = dataclasses.replace(phase, epochs=epochs, warmup=warmup)
+    return dataclasses.replace(cfg, **phases)
+
+
+def one_pass(cfg: Config) -> Config:
+    """One epoch of each phase that the recipe has, at a constant pace."""
+    phases = {
+        name: dataclasses.replace(phase, epochs=1, warmup=0, schedule="step", decay_epochs=())
+        for name in PHASES
+        if (phase := getattr(cfg, name)).epochs
+    }
+    model = dataclasses.replace(cfg.model, priors="uniform")
+    return dataclasses.replace(cfg, model=model, train=dataclasses.replace(cfg.train, ramp=0), **phases)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy, as a grid of settings has them, as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
