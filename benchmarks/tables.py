@@ -2,10 +2,12 @@
 
     python benchmarks/tables.py --out results/tables.json     # about a quarter of an hour on one core
 
-All with their defaults, on standardised columns; nothing is chosen on these data. Classes: five folds, every
-row named by a model that did not see it. Novelty: of three and more classes each is left out once, and its
-rows are to be told from unseen rows of the others; of two classes, points drawn uniformly from the box of the
-training rows are the strangers.
+All with their defaults (QDA with a ridge), on standardised columns. GMMC's defaults were chosen on other
+sets of two columns and with an eye on its accuracy on parts of the digits and of breast cancer. Classes:
+five folds, every row named by a model that did not see it. Novelty: of three and more classes each is left
+out once, and its rows are to be told from unseen rows of the others; of two classes, points drawn uniformly
+from the box of the training rows are the strangers. GMMC, LDA and QDA tell them by log p(x), logistic
+regression by max p(y|x).
 """
 
 import argparse
@@ -30,7 +32,13 @@ from sklearn.preprocessing import StandardScaler
 import gmmc
 from gmmc import GMMCClassifier, provenance
 from gmmc.atomic import write_atomic
-from gmmc.evaluations.calibration import BINS, calibration_error, equal_bins, reliability
+from gmmc.evaluations.calibration import (
+    BINS,
+    calibration_error,
+    equal_bins,
+    errors_if_perfect,
+    reliability,
+)
 from gmmc.evaluations.intervals import of_proportion
 from gmmc.progress import Progress
 
@@ -125,6 +133,7 @@ def classification(method: Method, table: Table) -> dict[str, Any]:
         "accuracy_interval": of_proportion(int(correct.sum()), len(correct)),
         "log_loss": log_loss(table.y, posterior, labels=names),
         "ece": ece,
+        "ece_by_chance": float(errors_if_perfect(sure, SEED).mean()),
         "seconds": float(np.median(seconds)),
     }
 
