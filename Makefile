@@ -21,7 +21,7 @@ demo: .venv/product ## train on the digits, evaluate, draw samples, write a repo
 	@echo "read     runs/demo/results.json  (the numbers with their conditions),"
 	@echo "try      .venv/bin/gmmc predict runs/demo runs/demo/samples/*_seed00000*.png"
 
-test: .venv/dev ## the tests, a minute or two
+test: .venv/dev ## the tests, two to four minutes
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: .venv/dev ## the tests that take longer: the demo's promises, kill -9
