@@ -348,3 +348,11 @@ def test_a_name_that_can_be_neither_is_refused(tmp_path, monkeypatch, name, word
 def test_a_folder_has_no_revisions(folder):
     with pytest.raises(InputError, match="revision is for a repository on the Hub, got the folder"):
         gmmc.from_pretrained(folder, revision="main")
+
+
+def test_the_card_of_a_table_says_what_a_row_is(tmp_path):
+    vectors = make_model(shape=(5, 1, 1), model={"backbone": "mlp-1-8"}, train={"beta": 0.0})
+    text = (hub.save_pretrained(vectors, tmp_path / "table") / "README.md").read_text()
+    assert "vectors of 5 numbers" in text
+    assert "as (N, 5, 1, 1)" in text
+    assert "model.sample" not in text  # it has never learned to draw

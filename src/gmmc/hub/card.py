@@ -188,11 +188,14 @@ def listed(facts: Mapping[str, str]) -> str:
 
 
 def loading(model: Classifier, name: str) -> str:
+    numbers, height, width = model.shape
+    vectors = f"rows of {numbers} numbers, mapped into [0, 1], as (N, {numbers}, 1, 1)"
+    taken = "uint8 or [0, 1]" if height * width > 1 else vectors
     lines = [
         "import gmmc",
         "",
         f'model = gmmc.from_pretrained("{name}")  # a folder, or user/{name} on the Hub',
-        "model.predict_proba(images)  # p(y|x) at the stored γ²; images: uint8 or [0, 1]",
+        f"model.predict_proba(images)  # p(y|x) at the stored γ²; images: {taken}",
     ]
     if model.reference:
         lines.append("model.answer(images)  # class, calibrated confidence, and whether it should abstain")
