@@ -248,8 +248,8 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         """The class where the row is accepted, `unknown` elsewhere."""
         named, strange = self.predict(X), ~self.accepts(X)
         answers = named if np.asarray(unknown).dtype.kind == named.dtype.kind else named.astype(object)
-        chosen: Any = [unknown, answers]
-        return np.where(strange, *chosen)
+        either: Any = (unknown, answers)
+        return np.where(strange, *either)
 
     def to_unit(self, X) -> Tensor:
         """Rows as `model_` takes them: images, (X − `low_`)/(`high_` − `low_`)."""
@@ -324,10 +324,8 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
 
     def __getstate__(self) -> dict[str, Any]:
         """The network on the CPU: with device="auto", another machine can use what one with a GPU dumped."""
-        state: dict[str, Any] = super().__getstate__()  # pyright: ignore[reportAssignmentType]
-        if "model_" in state:
-            state["model_"] = copy.deepcopy(self.model_).cpu()
-        return state
+        whole: Any = super().__getstate__()
+        return {**whole, "model_": copy.deepcopy(self.model_).cpu()} if "model_" in whole else {**whole}
 
 
 __all__ = ["GMMCClassifier"]
