@@ -276,6 +276,7 @@ def test_other_shapes_are_refused_later(drawings):
         model.predict(np.zeros((2, 5)))
     with pytest.raises(InputError, match=r"\(3, 8, 9\) of the training, got \(8, 9, 3\)"):
         model.predict(np.zeros((2, 8, 9, 3)))
+    model.predict(np.zeros((1, 3, 8, 9)))  # black is black in any range
     with pytest.raises(InputError, match="from 0 to 255 as those of the training, got at most 0"):
         model.predict(drawings[0][:3] / 255 / 255)
     with pytest.raises(NotFittedError):

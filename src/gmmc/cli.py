@@ -237,8 +237,9 @@ def predict(
     all validation images (all but 5%, or 1 - tpr) is answered with "not like the training images".
     """
     from gmmc.commands import load_model, predict_files
+    from gmmc.hub import DESCRIPTION
 
-    if resize is None and (pretrained.is_shipped(run) or (Path(run) / "config.json").is_file()):
+    if resize is None and (pretrained.is_shipped(run) or (Path(run) / DESCRIPTION).is_file()):
         resize = True  # who trained it is elsewhere, and so is what the images were like
     rows, unread = predict_files(load_model(run, device), images, resize=resize, score=score, tpr=tpr)
     printing.print_predictions(rows, as_json=as_json)

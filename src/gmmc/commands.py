@@ -15,6 +15,7 @@ from gmmc.data.files import read_image
 from gmmc.errors import InputError
 from gmmc.evaluations import Result
 from gmmc.models import Classifier, pick_device
+from gmmc.pixels import is_vector
 from gmmc.progress import Progress
 
 # Options of `gmmc evaluate` that only some of the evaluations look at.
@@ -214,7 +215,7 @@ def class_index(model: Classifier, name: str) -> int:
 
 def check_images(model: Classifier) -> None:
     """A model of a table has no image files."""
-    if model.shape[1:] == (1, 1):
+    if is_vector(model.shape):
         raise InputError(
             f"this is a model of rows of {model.shape[0]} numbers, not of images; use its estimator in Python"
         )

@@ -14,6 +14,11 @@ from gmmc.precision import full_precision
 Shape = tuple[int, int, int]  # channels, height, width
 
 
+def is_vector(shape: Shape) -> bool:
+    """Whether it is that of a row of numbers, not of an image."""
+    return shape[1:] == (1, 1)
+
+
 def as_unit(images: Tensor) -> Tensor:
     """uint8 or [0, 1] → floating point in [0, 1]."""
     return images.float() / 255 if images.dtype == torch.uint8 else full_precision(images)

@@ -23,6 +23,8 @@ from gmmc.estimator.holding_out import held_out, joined, split
 from gmmc.estimator.recipe import chosen, lengthened, one_pass
 from gmmc.estimator.rows import Rows
 from gmmc.models import Classifier, pick_device
+from gmmc.pixels import is_vector
+from gmmc.placement import ROWS_AT_ONCE
 from gmmc.train import train
 
 HELD_KEPT = 2000  # rows that are remembered for a later `partial_fit` to calibrate by
@@ -128,7 +130,8 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
             self._begin(x, given)
         elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise InputError(f"classes must be those of the first call, {self.classes_}, got {classes}")
-        self._check_parameters()
+        else:
+            self._check_parameters()
         self._passes += 1
         cfg = one_pass(self._config())
         kept, held = split(self._labelled(x, y), self._held_out(x, cfg), every_class=first)
@@ -246,7 +249,9 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
 
     def predict_or_abstain(self, X, unknown: Any = None) -> np.ndarray:
         """The class where the row is accepted, `unknown` elsewhere."""
-        named, strange = self.predict(X), ~self.accepts(X)
+        network, energies = self._energies(X)
+        named = self.classes_[scores.logits_at(network, energies, self.gamma2_).argmax(-1).numpy()]
+        strange = core.log_density(scores.logits_at(network, energies, 1.0)).numpy() < self.threshold_
         answers = named if np.asarray(unknown).dtype.kind == named.dtype.kind else named.astype(object)
         either: Any = (unknown, answers)
         return np.where(strange, *either)
@@ -258,14 +263,17 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         return self._rows.to_unit(x)
 
     def _logits(self, X, gamma2: float | None = None) -> Tensor:
+        network, energies = self._energies(X)
+        return scores.logits_at(network, energies, self.gamma2_ if gamma2 is None else gamma2)
+
+    def _energies(self, X) -> tuple[scores.Tempered, Tensor]:
         images = self.to_unit(X)
         network = self._tempered(self.model_.to(pick_device(self.device)))
-        energies = scores.unit_energies(network, images)
-        return scores.logits_at(network, energies, self.gamma2_ if gamma2 is None else gamma2)
+        return network, scores.unit_energies(network, images)
 
     def _tempered(self, model: Classifier) -> scores.Tempered:
         """Of vectors in float64: small enough, and then no row feels how many others are asked with it."""
-        return (copy.deepcopy(model).double() if self._rows.are_vectors else model).tempered()
+        return (copy.deepcopy(model).double() if is_vector(self._rows.shape) else model).tempered()
 
     # --- drawing ---
 
@@ -311,7 +319,8 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
 
     def _held_out(self, x: np.ndarray, cfg: Config) -> Tensor:
         """By the rows before what is beyond the range is cut: else these would be all alike."""
-        return held_out(self._rows.to_unit(x), cfg.data.valid, self._seed)
+        parts = [x[first : first + ROWS_AT_ONCE] for first in range(0, len(x), ROWS_AT_ONCE)]
+        return torch.cat([held_out(self._rows.to_unit(p), cfg.data.valid, self._seed) for p in parts])
 
     def _positions(self, y: np.ndarray) -> np.ndarray:
         unknown = np.setdiff1d(y, self.classes_)

@@ -11,7 +11,7 @@ import numpy as np
 from gmmc import config
 from gmmc.config import Config
 from gmmc.errors import InputError
-from gmmc.pixels import Shape
+from gmmc.pixels import Shape, is_vector
 
 SMALL_IMAGE = 16  # pixels a side up to which training with samples takes a minute on a CPU, not an hour
 PHASES = ("discriminative", "generative")
@@ -19,7 +19,7 @@ PHASES = ("discriminative", "generative")
 
 def chosen(recipe: str, shape: Shape, classes: int, overrides: Mapping[str, Any]) -> Config:
     """A recipe by name or file, or the one for rows of this shape, with its overrides."""
-    vectors = shape[1:] == (1, 1)
+    vectors = is_vector(shape)
     if recipe == "auto":
         recipe = "vectors" if vectors else "images" if max(shape[1:]) <= SMALL_IMAGE else "photos"
     if not isinstance(recipe, str | Path):

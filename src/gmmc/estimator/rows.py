@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gmmc.data.arrays import CHANNELS
 from gmmc.errors import InputError
 from gmmc.pixels import Shape
 
-CHANNELS = (1, 3)
 MARGIN = 1.25  # the box that chains walk in, relative to the farthest training row
 OUTLIER = 8  # interquartile ranges from the median, beyond which a row does not widen the box
 
@@ -54,13 +54,9 @@ class Rows:
         high = high if high > low else low + 1
         return cls(given, shape, channels_last, np.array(low), np.array(high), np.dtype(np.float64))
 
-    @property
-    def are_vectors(self) -> bool:
-        return self.shape[1:] == (1, 1)
-
     def to_unit(self, x: np.ndarray) -> Tensor:
         """(N, numbers) → float64 (N, channels, height, width); what is outside of the range stays outside."""
-        if self.dtype == np.uint8 and x.dtype != np.uint8 and x.size and x.max() <= 1:
+        if self.dtype == np.uint8 and x.dtype.kind == "f" and x.size and 0 < x.max() <= 1:
             raise InputError(
                 f"images must range from 0 to 255 as those of the training, got at most {x.max():g}"
             )

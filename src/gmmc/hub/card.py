@@ -9,6 +9,7 @@ from gmmc.config import Config
 from gmmc.data.named import NAMED
 from gmmc.errors import InputError
 from gmmc.models import Classifier
+from gmmc.pixels import is_vector
 from gmmc.report import card, sections
 from gmmc.report.conditions import conditions
 from gmmc.report.headline import GROUPS
@@ -79,7 +80,7 @@ def about(model: Classifier) -> str:
     count = plain(sum(parameter.numel() for parameter in model.parameters()))
     channels, height, width = model.shape
     colours = {1: "grey images", 3: "colour images"}.get(channels, f"images of {channels} channels")
-    inputs = f"{colours} of {height}×{width}" if height * width > 1 else f"vectors of {channels} numbers"
+    inputs = f"vectors of {channels} numbers" if is_vector(model.shape) else f"{colours} of {height}×{width}"
     classes = f"{len(model.class_names)} classes ({', '.join(map(escaped, model.class_names))})"
     fitted = f"; fitted on validation images, {plain(model.reference.gamma2)}" if model.reference else ""
     return (
@@ -188,9 +189,9 @@ def listed(facts: Mapping[str, str]) -> str:
 
 
 def loading(model: Classifier, name: str) -> str:
-    numbers, height, width = model.shape
+    numbers = model.shape[0]
     vectors = f"rows of {numbers} numbers, mapped into [0, 1], as (N, {numbers}, 1, 1)"
-    taken = "uint8 or [0, 1]" if height * width > 1 else vectors
+    taken = vectors if is_vector(model.shape) else "uint8 or [0, 1]"
     lines = [
         "import gmmc",
         "",
