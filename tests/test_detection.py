@@ -1,5 +1,7 @@
 """Detection metrics against scikit-learn, by hand, and by their symmetries."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
@@ -11,6 +13,7 @@ from gmmc.data import Dataset, Outside
 from gmmc.errors import InputError
 from gmmc.evaluations import intervals, ood
 from gmmc.evaluations.detection import bootstrap, detect, histogram
+from gmmc.scores import SCORES
 
 
 def drawn(seed=0, n=300, m=200, digits=None):
@@ -96,14 +99,43 @@ class TestEvaluation:
         assert (told["score"], told["tpr"]) == ("log_density", 0.95)
 
     def test_every_set_score_and_temperature_has_its_numbers_intervals_and_histogram(self):
+        """Confidence at three temperatures, four scores at γ = 1; two energies per set, the test images too."""
         result = gmmc.evaluate(make_model(), tiny_data(), "ood", self.cfg)["ood"]
-        assert len(result.values) == 2 * 3 * 3 * 3
+        assert len(result.values) == 2 * (3 + 4) * 3 + 3 * 2
         assert result.intervals.keys() <= result.values.keys()
         assert {place for place in result.values if place.endswith("fpr95")} <= result.intervals.keys()
         for place, (low, high) in result.intervals.items():
             assert 0 <= low <= high <= 1, place
-        assert len(result.curves) == 2 * 3 * 3
+        assert len(result.curves) == 2 * (3 + 4)
         assert result.conditions["outside"] == {"noise": 18, "constant": 18}
+        others = {tuple(place.split("/")[1:3]) for place in result.curves}
+        assert {t for score, t in others if score != "max_posterior"} == {"unit"}
+
+    def test_shares_accepted_are_those_of_the_answers(self):
+        model, data = make_model(), tiny_data()
+        model.keep_neighbours(data.train.images, data.train.labels)
+        model.calibrate(data.valid.images, data.valid.labels)
+        for score in SCORES:
+            rule = dataclasses.replace(model.cfg.abstain, score=score, tpr=0.6)
+            model.cfg = dataclasses.replace(model.cfg, abstain=rule)
+            result = gmmc.evaluate(model, data, "ood", self.cfg)["ood"]
+            for name, images in {
+                "test images": data.test.images,
+                **{name: gmmc.data.outside(name, data) for name in self.cfg.ood},
+            }.items():
+                accepted = model.answer(images).accepted.double().mean().item()
+                assert result.values[f"{name}/accepted"] == pytest.approx(accepted), (score, name)
+                low, high = result.intervals[f"{name}/accepted"]
+                assert low <= accepted <= high
+
+    def test_both_parts_of_the_energy_are_those_of_the_features(self):
+        model, data = make_model(), tiny_data()
+        result = gmmc.evaluate(model, data, "ood", self.cfg)["ood"]
+        network = model.tempered()
+        inside, rest = network.split(model.features(data.test.images / 255).detach())
+        expected = -(-inside).logsumexp(-1).numpy(), rest.numpy()
+        for key, values in zip(("energy_in_span", "energy_outside_span"), expected, strict=True):
+            assert result.values[f"test images/{key}"] == pytest.approx(np.median(values), rel=1e-5)
 
     def test_images_of_the_same_kind_cannot_be_told_apart(self, monkeypatch):
         """The test set itself as the other set: every AUROC is exactly one half."""

@@ -35,7 +35,9 @@ def noise(count, *shape):
 
 
 def outputs_of(session, images):
-    return [torch.from_numpy(found) for found in session.run(None, {"images": images.numpy()})]
+    names = [output.name for output in session.get_outputs()]
+    found = session.run(None, {"images": images.numpy()})
+    return {name: torch.from_numpy(output) for name, output in zip(names, found, strict=True)}
 
 
 def given_graph(written):
@@ -44,15 +46,20 @@ def given_graph(written):
 
 
 def assert_close(session, model, images, gamma2):
-    """Within 1e-4 of the largest logit, as the page promises; against torch in float64."""
-    found, posterior, density = outputs_of(session, images)
+    """Within 1e-4 of the largest logit, as the page promises; against torch in float64. Densities: γ = 1."""
+    found = outputs_of(session, images)
     with torch.no_grad():
         features = model.double().backbone(images.double() * 2 - 1)
-        exact = model.head.logits_at(features, gamma2)
-    size = exact.abs().amax(-1).clamp(min=1)
-    assert ((found - exact).abs().amax(-1) <= 1e-4 * size).all()
-    assert ((density - exact.logsumexp(-1)).abs() <= 1e-4 * size).all()
-    torch.testing.assert_close(posterior, found.softmax(-1), atol=1e-4, rtol=0)
+        exact, unit = (model.head.logits_at(features, value) for value in (gamma2, 1.0))
+    size, unit_size = (logits.abs().amax(-1).clamp(min=1) for logits in (exact, unit))
+    assert ((found["logits"] - exact).abs().amax(-1) <= 1e-4 * size).all()
+    assert ((found["log_density"] - unit.logsumexp(-1)).abs() <= 1e-4 * unit_size).all()
+    torch.testing.assert_close(found["posterior"], found["logits"].softmax(-1), atol=1e-4, rtol=0)
+    assert ("span_density" in found) == (model.head.means is not None)
+    if "span_density" in found:
+        _, rest = model.tempered().split(features)
+        exact_in_span = unit.logsumexp(-1) + rest
+        assert ((found["span_density"] - exact_in_span).abs() <= 1e-4 * unit_size).all()
 
 
 # --- what it computes ---
@@ -62,9 +69,10 @@ def test_it_answers_as_the_model_does(digits, session):
     model, data = digits
     images = torch.cat([data.test.images[:40] / 255, noise(24, *model.shape)])
     answer = model.answer(images)
-    logits, posterior, density = outputs_of(session, images)
+    found = outputs_of(session, images)
+    assert {output.dtype for output in found.values()} == {torch.float32}
     told = session.get_modelmeta().custom_metadata_map
-    assert logits.dtype == posterior.dtype == density.dtype == torch.float32
+    posterior, density = found["posterior"], found[told["score"]]
     assert density.shape == (64,)
     torch.testing.assert_close(posterior.max(-1).values.double(), answer.confidence, atol=1e-4, rtol=0)
     torch.testing.assert_close(density.double(), answer.values, atol=1e-4, rtol=1e-4)
@@ -78,8 +86,9 @@ def test_it_answers_as_the_model_does(digits, session):
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_an_image_does_not_feel_its_neighbours(session, count):
     images = noise(7, 1, 8, 8)
-    for alone, among in zip(outputs_of(session, images[:count]), outputs_of(session, images), strict=True):
-        torch.testing.assert_close(alone, among[:count], atol=1e-5, rtol=1e-5)
+    among = outputs_of(session, images)
+    for name, alone in outputs_of(session, images[:count]).items():
+        torch.testing.assert_close(alone, among[name][:count], atol=1e-5, rtol=1e-5)
 
 
 def test_its_metadata_are_those_of_the_model(digits, session):
@@ -279,7 +288,8 @@ def test_the_shipped_model_is_exported(tmp_path):
     written = to_onnx(model, tmp_path / "cifar10.onnx")
     session = onnxruntime.InferenceSession(written.path, providers=["CPUExecutionProvider"])
     images = noise(10, 3, 32, 32)
-    _, posterior, density = outputs_of(session, images)
+    found = outputs_of(session, images)
     answer = model.answer(images)
-    np.testing.assert_allclose(posterior.max(-1).values, answer.confidence, atol=1e-4)
-    np.testing.assert_allclose(density, answer.values, atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(found["posterior"].max(-1).values, answer.confidence, atol=1e-4)
+    assert answer.score == "span_density"
+    np.testing.assert_allclose(found["span_density"], answer.values, atol=1e-4, rtol=1e-4)

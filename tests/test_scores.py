@@ -11,12 +11,13 @@ from torch import nn
 
 from conftest import make_model, tiny_config, tiny_data
 from gmmc import core, runs
-from gmmc.abstention import KEPT, Reference, thinned
+from gmmc.abstention import KEPT, NEIGHBOURS, Neighbours, Reference, balanced_subset, thinned
 from gmmc.errors import InputError
+from gmmc.packing import pack, unpack
 from gmmc.scores import (
     SCORES,
-    density_and_confidence,
     evaluating,
+    feature_scores,
     fit_gamma2,
     gradient_norms,
     logits_at,
@@ -52,13 +53,112 @@ def test_far_features_never_tie():
     direction = F.normalize(torch.randn(model.dim, generator=torch.Generator().manual_seed(0)), dim=0)
     features = torch.linspace(1e3, 1e6, 500)[:, None] * direction
     for gamma2 in (1e-3, 1.0, 50.0):
-        logits = logits_at(network, model.head.unit_energies(features.double()), gamma2)
-        assert (logits.exp() == 0).all()
-        for score in density_and_confidence(logits).values():
+        found = feature_scores(network, features, gamma2)
+        assert (logits_at(network, network.energies_of(features), gamma2).exp() == 0).all()
+        for score in found.values():
             assert score.isfinite().all()
             assert len(score.unique()) == len(score)
-        density = density_and_confidence(logits)["log_density"]
-        assert (density.diff() < 0).all()  # farther is less likely
+        assert (found["log_density"].diff() < 0).all()  # farther is less likely
+
+
+class TestParts:
+    """E = a part inside the span of the means + a rest that is the same for every class."""
+
+    @pytest.fixture(params=["mmc", "lda"])
+    def model(self, request):
+        return make_model(classes=4, model={"head": request.param}, objective={"name": "balanced"})
+
+    def features(self, model, count: int = 50) -> torch.Tensor:
+        return 20 * torch.randn(count, model.dim, generator=torch.Generator().manual_seed(1))
+
+    def test_parts_sum_to_the_energy(self, model):
+        network, found = model.tempered(), self.features(model)
+        inside, rest = network.split(found)
+        torch.testing.assert_close(inside + rest[:, None], network.energies_of(found))
+
+    def test_density_in_the_span_and_residual_sum_to_log_p(self, model):
+        scores = feature_scores(model.tempered(), self.features(model), 3.0)
+        torch.testing.assert_close(scores["span_density"] + scores["residual"], scores["log_density"])
+
+    def test_moving_out_of_the_span_changes_the_residual_alone(self, model):
+        network, found = model.tempered(), self.features(model)
+        basis = core.span_basis(model.head.means.detach())
+        away = torch.randn(model.dim, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        away = away - away @ basis.T @ basis
+        before, after = (feature_scores(network, x, 1.0) for x in (found.double(), found.double() + 5 * away))
+        for name in ("span_density", "max_posterior"):
+            torch.testing.assert_close(before[name], after[name])
+        assert not torch.allclose(before["residual"], after["residual"])
+
+    def test_moving_within_the_span_leaves_the_residual(self, model):
+        network, found = model.tempered(), self.features(model).double()
+        along = (model.head.means[0] - model.head.means[1]).detach().double()
+        _, before = network.split(found)
+        _, after = network.split(found + 0.7 * along)
+        torch.testing.assert_close(before, after)
+
+    def test_span_has_one_dimension_less_than_classes(self, model):
+        basis = core.span_basis(model.head.means.detach())
+        assert basis.shape == (3, model.dim)
+        torch.testing.assert_close(basis @ basis.T, torch.eye(3, dtype=torch.float64))
+
+    def test_means_that_fill_the_space_leave_no_rest(self):
+        means = core.simplex_means(5, 4).double()
+        features = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        _, rest = core.split_energies(features, means, core.span_basis(means))
+        assert rest.abs().max() < 1e-12
+
+    def test_a_network_without_means_has_no_parts(self):
+        scores = feature_scores(tempered(nn.Identity()), torch.randn(5, 3), 1.0)
+        assert scores.keys() == {"log_density", "max_posterior"}
+
+
+def test_gamma2_changes_the_confidence_alone():
+    """Densities are those of training and sampling, γ = 1, whatever γ² was fitted or stored."""
+    model, data = make_model(), tiny_data()
+    model.keep_neighbours(data.train.images, data.train.labels)
+    model.calibrate(data.valid.images, data.valid.labels)
+    images = data.test.images
+    before = {name: model.answer(images, score=name).values for name in SCORES}
+    density = model.log_density(images)
+    model.head.gamma2.fill_(7.0)
+    model.reference = Reference(50 * model.reference.gamma2, model.reference.scores)
+    for name in SCORES:
+        same = torch.equal(model.answer(images, score=name).values, before[name])
+        assert same == (name != "max_posterior"), name
+    assert torch.equal(model.log_density(images), density)
+    network = model.tempered()
+    by_hand = (-unit_energies(network, images)).logsumexp(-1)
+    torch.testing.assert_close(before["log_density"], by_hand)
+
+
+class TestNeighbours:
+    def test_distance_is_that_of_the_kth_nearest(self):
+        kept = torch.arange(20.0)[:, None] * torch.tensor([[3.0, 4.0]])  # 5 apart, on a line
+        neighbours = Neighbours.of(kept)
+        found = neighbours.distance(torch.tensor([[0.0, 0.0], [57.0, 76.0]]))
+        assert found.tolist() == [5.0 * (NEIGHBOURS - 1)] * 2
+
+    def test_fewer_features_than_k_are_enough(self):
+        assert Neighbours.of(torch.zeros(1, 2)).distance(torch.tensor([[3.0, 4.0]])).tolist() == [5.0]
+
+    def test_features_beyond_half_precision_are_refused(self):
+        with pytest.raises(InputError, match="float16"):
+            Neighbours.of(torch.full((3, 2), 1e6))
+
+    def test_subset_is_balanced_and_random(self):
+        labels = torch.tensor([0] * 500 + [1] * 50 + [2] * 3)
+        places = balanced_subset(labels, 60, torch.Generator().manual_seed(0))
+        assert labels[places].bincount().tolist() == [20, 20, 3]
+        assert len(places.unique()) == len(places)
+        assert places[:20].max() > 100  # not the first ones
+
+    def test_a_model_keeps_features_of_its_training_images_in_half_precision(self, model):
+        assert model.neighbours.features.dtype == torch.float16
+        data = tiny_data(count=96)
+        of_training = model.answer(data.train.images, score="neighbours").values
+        noise = torch.randint(0, 256, data.test.images.shape, generator=torch.Generator().manual_seed(0))
+        assert of_training.mean() > model.answer(noise.to(torch.uint8), score="neighbours").values.mean()
 
 
 class TestTempered:
@@ -100,23 +200,20 @@ class TestGradientNorm:
         layer = nn.Linear(64, 3)
         network = tempered(nn.Sequential(nn.Flatten(), layer))
         images = tiny_data().test.images
-        for gamma2 in (0.5, 2.0):
-            norms = gradient_norms(network, images, {"here": gamma2})["here"]
-            p = (layer(images.flatten(1) / 255) / gamma2).softmax(-1)
-            expected = -(p @ layer.weight / gamma2).norm(dim=1).double()
-            torch.testing.assert_close(norms, expected.detach(), rtol=1e-4, atol=1e-7)
+        norms = gradient_norms(network, images)
+        p = layer(images.flatten(1) / 255).softmax(-1)
+        expected = -(p @ layer.weight).norm(dim=1).double()
+        torch.testing.assert_close(norms, expected.detach(), rtol=1e-4, atol=1e-7)
 
-    def test_several_temperatures_at_once_are_each_on_its_own(self):
+    def test_parameters_get_no_gradients(self):
         network, images = make_model().tempered(), tiny_data().test.images
-        together = gradient_norms(network, images, {"a": 1.0, "b": 7.0})
-        for name, gamma2 in (("a", 1.0), ("b", 7.0)):
-            assert torch.equal(together[name], gradient_norms(network, images, {name: gamma2})[name])
+        gradient_norms(network, images)
         assert all(p.grad is None for p in network.module.parameters())
 
     def test_no_image_depends_on_its_batch(self):
         network, images = make_model().tempered(), tiny_data().test.images
-        alone = torch.cat([gradient_norms(network, image[None], {"t": 1.0})["t"] for image in images])
-        torch.testing.assert_close(gradient_norms(network, images, {"t": 1.0})["t"], alone, rtol=1e-5, atol=0)
+        alone = torch.cat([gradient_norms(network, image[None]) for image in images])
+        torch.testing.assert_close(gradient_norms(network, images), alone, rtol=1e-5, atol=0)
 
 
 class TestFit:
@@ -197,7 +294,7 @@ def model(tmp_path_factory):
 class TestAnswer:
     def test_accepts_the_share_of_the_validation_images_it_was_asked_for(self, model):
         valid = tiny_data(count=96).valid
-        for score in ("log_density", "max_posterior", "gradient_norm"):
+        for score in SCORES:
             for tpr in (0.5, 0.75, 0.95):
                 answer = model.answer(valid.images, score=score, tpr=tpr)
                 assert answer.accepted.sum() >= math.floor(tpr * len(valid))
@@ -240,6 +337,59 @@ class TestAnswer:
         model, data = make_model(), tiny_data()
         model.calibrate(data.valid.images, data.valid.labels)
         assert model.answer(data.test.images).accepted.dtype == torch.bool
+        with pytest.raises(InputError, match="no threshold for the score 'neighbours'.*gmmc calibrate"):
+            model.answer(data.test.images, score="neighbours")
+        model.keep_neighbours(data.train.images, data.train.labels)
+        model.calibrate(data.valid.images, data.valid.labels)
         for name in SCORES:
             values = model.answer(data.valid.images, score=name).values
             assert torch.equal(model.reference.scores[name], values.sort().values)
+
+    def test_thresholds_of_an_older_file_are_refused_where_their_temperature_was_another(
+        self, model, tmp_path
+    ):
+        """Its densities were taken at the fitted γ². The confidence was right, and so is its threshold."""
+        runs.save_model(tmp_path / "model.safetensors", model)
+        tensors, info, _ = unpack(tmp_path / "model.safetensors")
+        del info[runs.DENSITY_GAMMA2]
+        (tmp_path / "model.safetensors").write_bytes(pack(tensors, info)[0])
+        old, images = runs.load(tmp_path / "model.safetensors"), tiny_data().test.images
+        assert old.reference.gamma2 == model.reference.gamma2
+        wanted = model.answer(images, score="max_posterior")
+        assert old.answer(images, score="max_posterior").threshold == wanted.threshold
+        for score in ("log_density", "gradient_norm", None):
+            with pytest.raises(InputError, match=r"no threshold for the score .*`gmmc calibrate RUN`"):
+                old.answer(images, score=score)
+        data = tiny_data(count=96)
+        old.calibrate(data.valid.images, data.valid.labels)
+        assert old.answer(images).threshold == model.answer(images).threshold
+
+
+class TestDefaultScore:
+    """abstain.score = "auto"."""
+
+    def chosen(self, share_outside: float, **sections) -> str:
+        model = make_model(**sections)
+        energies = torch.full((9,), 10.0)
+        scores = {"span_density": -(1 - share_outside) * energies, "residual": -share_outside * energies}
+        model.reference = Reference.of(1.0, scores)
+        return model.abstains_by
+
+    def test_is_in_the_span_after_chains_where_most_of_the_energy_is_outside(self):
+        assert self.chosen(0.84) == "span_density"
+        assert self.chosen(0.2) == "log_density"
+
+    def test_is_the_whole_density_where_training_shapes_all_of_it_or_draws_nothing(self):
+        assert self.chosen(0.84, sampler={"name": "sgld"}) == "log_density"
+        assert self.chosen(0.84, train={"beta": 0.0}) == "log_density"
+
+    def test_the_recipe_decides_where_it_names_one(self):
+        assert self.chosen(0.84, abstain={"score": "max_posterior"}) == "max_posterior"
+
+    def test_without_means_there_is_no_span(self):
+        linear = {"model": {"head": "linear"}, "objective": {"name": "balanced"}, "train": {"beta": 0.0}}
+        model, data = make_model(**linear), tiny_data()
+        model.calibrate(data.valid.images, data.valid.labels)
+        assert model.abstains_by == "log_density"
+        with pytest.raises(InputError, match="no threshold for the score 'span_density'"):
+            model.answer(data.test.images, score="span_density")

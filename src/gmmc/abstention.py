@@ -1,4 +1,4 @@
-"""When a model says that it has not seen the like of an image: scores of validation images as the measure."""
+"""When a model abstains: thresholds from scores of validation images, and distances to training features."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,17 @@ from gmmc.errors import InputError
 from gmmc.scores import SCORES
 
 KEPT = 10_000  # scores of a larger validation set are thinned to as many quantiles
+NEIGHBOURS = 10  # k, the neighbour whose distance counts
+NEIGHBOURS_KEPT = 1_000  # training features stored in a model, equally many of each class
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Scores of images that the model should accept, ascending, and the γ² they were taken at."""
+    """Scores of images that the model should accept, ascending.
+
+    `gamma2` is the temperature fitted on these images: that of the confidence, so of max_posterior alone. The
+    other scores are at γ = 1.
+    """
 
     gamma2: float
     scores: dict[str, Tensor]
@@ -40,13 +46,56 @@ class Reference:
         )
 
     @property
+    def mostly_outside_span(self) -> bool:
+        """Whether more than half of the energy of a typical image lies outside the span of the means."""
+        if "residual" not in self.scores:
+            return False
+        return bool(-self.scores["residual"].median() > -self.scores["span_density"].median())
+
+    @property
     def images(self) -> int:
         return len(next(iter(self.scores.values())))
 
     def _of(self, score: str) -> Tensor:
-        if score not in self.scores:
+        if score not in SCORES:
             raise InputError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
+        if score not in self.scores:
+            raise InputError(
+                f"this model keeps no threshold for the score {score!r}, only for {', '.join(self.scores)}: "
+                f"its head has none, or an older gmmc fitted it at another temperature; {REFIT}"
+            )
         return self.scores[score]
+
+
+REFIT = "`gmmc calibrate RUN` fits thresholds again, as model.calibrate(images, labels) does in Python"
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Features of some training images, equally many of each class, in half precision."""
+
+    features: Tensor  # (M, d), float16
+
+    @classmethod
+    def of(cls, features: Tensor) -> "Neighbours":
+        kept = features.to(torch.float16)
+        if not len(kept) or not kept.isfinite().all():
+            raise InputError("features to keep need at least one image, and must fit float16")
+        return cls(kept)
+
+    def distance(self, features: Tensor) -> Tensor:
+        """‖φ − φ_k‖, where φ_k is the k-th nearest of the kept features: (N, d) → (N,), in float64."""
+        kept = self.features.to(features.device).double()
+        k = min(NEIGHBOURS, len(kept))
+        return torch.cdist(features.double(), kept).topk(k, largest=False).values[:, -1]
+
+
+def balanced_subset(labels: Tensor, count: int, source: torch.Generator) -> Tensor:
+    """Places of up to `count` images drawn at random, equally many of each class as far as there are."""
+    order = torch.randperm(len(labels), generator=source)
+    classes = labels.unique()
+    each = max(1, count // len(classes))
+    return torch.cat([order[labels[order] == y][:each] for y in classes])
 
 
 @dataclass(frozen=True)
@@ -57,7 +106,7 @@ class Answer:
     names: list[str]  # of these classes
     confidence: Tensor  # p(y|x) of it, at the fitted γ²
     score: str
-    values: Tensor  # of the score: log p(x), the log odds of the confidence, or −‖∂log p(x)/∂x‖
+    values: Tensor  # of the score, see scores.feature_scores
     threshold: float  # below it the model abstains
     percentile: Tensor  # of 100 validation images, how many score lower
     accepted: Tensor  # whether the image is like those of the training

@@ -247,6 +247,24 @@ def predict(
         raise InputError("; ".join([*unread[:3], *([f"and {len(unread) - 3} more"] if unread[3:] else [])]))
 
 
+@app.command(epilog=example("gmmc calibrate runs/demo   or   gmmc calibrate runs/demo --score neighbours"))
+def calibrate(run: Run, score: Score = None, tpr: Tpr = None, device: Device = "auto") -> None:
+    """Fit the temperature and the thresholds of a finished run again, on its validation images.
+
+    Training does this at its end. It is needed for a model of an older gmmc, which fitted its thresholds at
+    another temperature, and to change what the model abstains by (--score, --tpr).
+    """
+    from gmmc.commands import calibrate_run
+
+    model = calibrate_run(run, device, score=score, tpr=tpr)
+    assert model.reference is not None
+    score, tpr = model.abstains_by, model.cfg.abstain.tpr
+    print(
+        f"{run}: gamma2 = {model.reference.gamma2:.4g} on {model.reference.images} validation images; it abstains "
+        f"where {score} is below {model.reference.threshold(score, tpr):.4g} (tpr {tpr:g})"
+    )
+
+
 @app.command(epilog=example("gmmc export cifar10 cifar10.onnx   or   gmmc export runs/demo my-digits"))
 def export(run: Run, place: Place, opset: Opset = None) -> None:
     """Write a model for use elsewhere: one ONNX graph, or a folder in the layout of the Hugging Face Hub.

@@ -59,6 +59,28 @@ def evaluate_run(
         yield name, result
 
 
+def calibrate_run(run: str, device: str, *, score: str | None, tpr: float | None) -> Classifier:
+    """Fit γ² and thresholds of a finished run on its validation images again, and store them in its model.
+
+    `score` and `tpr` replace those of the recipe's [abstain].
+    """
+    if run in pretrained.names() or not (Path(run) / runs.CONFIG).is_file():
+        raise InputError(f"RUN must be a run folder of your own, with a {runs.CONFIG}, got {run!r}")
+    model = load_model(run, device)
+    changes = {key: value for key, value in (("score", score), ("tpr", tpr)) if value is not None}
+    model.cfg = dataclasses.replace(model.cfg, abstain=dataclasses.replace(model.cfg.abstain, **changes))
+    data = load_data(model, run)
+    if not len(data.valid):
+        raise InputError(f"{run} has no validation images to calibrate by (data.valid)")
+    with Progress("calibrating", 2) as bar:
+        model.keep_neighbours(data.train.images, data.train.labels)
+        bar.update(1)
+        model.calibrate(data.valid.images, data.valid.labels)
+        bar.update(2)
+    runs.RunFolder(run).replace_model(model)
+    return model
+
+
 def own_folder(run: str) -> runs.RunFolder:
     """Where results of a run are kept; of a shipped model in a copy, and people are told."""
     folder = runs.RunFolder(pretrained.own_copy(run))

@@ -1,7 +1,7 @@
 """The mathematics of the paper as pure functions of tensors.
 
-Training, sampler and metrics use the *unit energy* ½‖φ(x) − μ_y‖² (γ = 1). γ² enters only where a
-probability is wanted: logits, log density and posterior.
+Training, sampler, densities and metrics use the *unit energy* ½‖φ(x) − μ_y‖² (γ = 1). γ² enters only where a
+class probability is wanted: logits and posterior.
 """
 
 import torch
@@ -45,6 +45,24 @@ def unit_energies(features: Tensor, means: Tensor) -> Tensor:
     return unit_energy(features.unsqueeze(-2), means)
 
 
+def span_basis(means: Tensor) -> Tensor:
+    """Orthonormal rows that span the differences of the means, (r, d) with r ≤ C − 1, in float64."""
+    differences = means.double() - means.double().mean(0)
+    _, sizes, directions = torch.linalg.svd(differences, full_matrices=False)
+    return directions[sizes > 1e-6 * sizes[0]]
+
+
+def split_energies(features: Tensor, means: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """½‖φ − μ_y‖² as the sum of a part inside the span of the means, (B, C), and the rest, (B,).
+
+    The rest is the same for every class, so it does not affect p(y|x).
+    """
+    centred, basis = full_precision(features) - means.mean(0), basis.to(means)
+    inside = centred @ basis.T
+    rest = 0.5 * (centred - inside @ basis).square().sum(-1)
+    return unit_energies(inside, (means - means.mean(0)) @ basis.T), rest
+
+
 def mahalanobis_logits(unit_energies: Tensor, gamma2: Tensor | float, priors: Tensor) -> Tensor:
     """logit_y = −‖φ − μ_y‖²/2γ² + log(C·π_y), so that E(x, y) = −logit_y  (Eq. 4).
 
@@ -59,7 +77,7 @@ def energy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def log_density(logits: Tensor) -> Tensor:
-    """log p(x) + constant = −E(x) = logsumexp_y logit_y, never log(exp(·))."""
+    """log p(x) + constant = −E(x) = logsumexp_y logit_y, never log(exp(·)); of the logits at γ = 1."""
     return logits.logsumexp(-1)
 
 

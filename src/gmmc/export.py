@@ -1,4 +1,4 @@
-"""A trained model as one ONNX graph, for programs without torch: images → logits, posterior, log density."""
+"""A trained model as one ONNX graph, for programs without torch: images → logits, posterior, densities."""
 
 import copy
 import importlib
@@ -14,15 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gmmc import __version__, core
+from gmmc import __version__, core, scores
 from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
-from gmmc.models import Calibrated, Classifier
-from gmmc.scores import logits_at, unit_energies
+from gmmc.models import Classifier
+from gmmc.scores import logits_at
 
 ENDING = ".onnx"
-INPUT, OUTPUTS = "images", ("logits", "posterior", "log_density")
-SCORE = "log_density"  # that of the graph's threshold: it is an output
+INPUT = "images"
+OUTPUTS = ("logits", "posterior", "log_density")
+SPAN = "span_density"  # one more output of a model with class means
+SCORES = ("log_density", SPAN)  # outputs that the graph's threshold may be of
 OPSET = 20
 OLDEST_OPSET = 18  # before it, a logsumexp has another form
 TOLERANCE = 1e-4
@@ -52,15 +54,30 @@ class Exported:
 
 
 class Graph(nn.Module):
-    """Images in [0, 1] → logits, p(y|x), log p(x) at one γ²; the square is not expanded."""
+    """Images in [0, 1] → logits and p(y|x) at one γ², and densities at γ = 1; the square is not expanded."""
+
+    basis: Tensor
 
     def __init__(self, model: Classifier, gamma2: float):
         super().__init__()
-        self.calibrated = Calibrated(model, gamma2)
+        self.model, self.gamma2 = model, gamma2
+        if model.head.means is not None:
+            self.register_buffer("basis", core.span_basis(model.head.means.detach()).float())
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logits = self.calibrated(images)
-        return logits, core.log_posterior(logits).exp(), core.log_density(logits)
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return OUTPUTS if self.model.head.means is None else (*OUTPUTS, SPAN)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        head, features = self.model.head, self.model.features(images)
+        energies = head.unit_energies(features)
+        logits = head.logits_of(energies, self.gamma2)
+        density = core.log_density(head.logits_of(energies, 1.0))
+        found = logits, core.log_posterior(logits).exp(), density
+        if head.means is None:
+            return found
+        inside, _ = core.split_energies(features, head.means, self.basis)
+        return *found, core.log_density(head.logits_of(inside, 1.0))
 
 
 def is_graph(place: Path) -> bool:
@@ -76,8 +93,9 @@ def is_graph(place: Path) -> bool:
 def to_onnx(model: Classifier, path: str | Path, *, opset: int | None = None) -> Exported:
     """Write the model as an ONNX graph in float32, for any number of images.
 
-    γ² is the one `answer` uses: fitted on validation images, so that posteriors are calibrated; the stored
-    one where the model keeps no scores of such images. Metadata tell both, and the threshold to abstain by.
+    γ² of logits and posterior is the one `answer` uses: fitted on validation images, so that posteriors are
+    calibrated; the stored one where the model keeps no scores of such images. Densities are at γ = 1.
+    Metadata name both γ², the score to abstain by and its threshold.
     A graph that onnxruntime does not compute as torch does is not written.
     """
     if not isinstance(model, Classifier):
@@ -97,12 +115,13 @@ def to_onnx(model: Classifier, path: str | Path, *, opset: int | None = None) ->
     if sum(part.nbytes for part in plain.state_dict().values()) > ONE_FILE:
         raise InputError(f"a graph in one file holds less than {ONE_FILE / 1e9:.0f} GB, this model has more")
     gamma2 = model.reference.gamma2 if model.reference else model.head.gamma2.item()
-    proto = _traced(Graph(plain, gamma2), model.shape, opset)
+    graph = Graph(plain, gamma2)
+    proto = _traced(graph, model.shape, opset)
     facts = metadata(model)
     onnx.helper.set_model_props(proto, facts)
     onnx.checker.check_model(proto)
     content = proto.SerializeToString()
-    found = difference(content, plain, gamma2)
+    found = difference(content, graph)
     write_atomic(path, content)
     return Exported(path, len(content), opset, found, facts, tuple(_remarks(model)))
 
@@ -115,18 +134,24 @@ def metadata(model: Classifier) -> dict[str, str]:
         "class_names": json.dumps(model.class_names, ensure_ascii=False),
         "shape": json.dumps(model.shape),
         "priors": json.dumps(model.head.priors.tolist()),
-        "gamma2": repr(reference.gamma2 if reference else stored),  # of the graph
+        "gamma2": repr(reference.gamma2 if reference else stored),  # of the graph's logits and posterior
         "gamma2_stored": repr(stored),
     }
     if reference is None:
         return facts
+    score = score_of(model)
     return facts | {
         "gamma2_fitted": repr(reference.gamma2),
-        "score": SCORE,
+        "score": score,
         "tpr": repr(tpr),
-        "threshold": repr(reference.threshold(SCORE, tpr)),
+        "threshold": repr(reference.threshold(score, tpr)),
         "validation_images": str(reference.images),
     }
+
+
+def score_of(model: Classifier) -> str:
+    """Output that the graph's threshold belongs to: the model's own score where the graph computes it."""
+    return model.abstains_by if model.abstains_by in SCORES else "log_density"
 
 
 def _remarks(model: Classifier) -> Iterator[str]:
@@ -135,8 +160,8 @@ def _remarks(model: Classifier) -> Iterator[str]:
             "this model keeps no scores of validation images: the graph's γ² is the stored one, its "
             "posterior is not calibrated, and there is no threshold to abstain by"
         )
-    elif model.cfg.abstain.score != SCORE:
-        yield f"the recipe abstains by {model.cfg.abstain.score}, the graph's threshold is that of {SCORE}"
+    elif model.abstains_by not in SCORES:
+        yield f"the model abstains by {model.abstains_by}, the graph's threshold is that of {score_of(model)}"
 
 
 # --- tracing --------------------------------------------------------------------------------------
@@ -163,7 +188,7 @@ def _traced(graph: Graph, shape: tuple[int, ...], opset: int) -> Any:
             dynamo=True,
             opset_version=opset,
             input_names=[INPUT],
-            output_names=list(OUTPUTS),
+            output_names=list(graph.outputs),
             dynamic_shapes={INPUT: {0: torch.export.Dim("N")}},
             verbose=False,
         )
@@ -194,12 +219,12 @@ def _quiet() -> Iterator[None]:
 # --- checking -------------------------------------------------------------------------------------
 
 
-def difference(content: bytes, model: Classifier, gamma2: float) -> float | None:
+def difference(content: bytes, graph: Graph) -> float | None:
     """How far onnxruntime is from what `answer` computes; refused above 1e-4, None without onnxruntime.
 
-    Logits and log density are compared relative to the largest logit of the image where that is above 1:
-    far from all means they are large, and float32 has seven digits of them. The posterior then is whatever
-    the softmax of the graph's own logits says, and is compared with that as it is.
+    Logits and densities are compared relative to the largest logit of the image at their γ², where that is
+    above 1: far from all means they are large, and float32 has seven digits of them. The posterior then is
+    whatever the softmax of the graph's own logits says, and is compared with that as it is.
     """
     try:
         runtime = importlib.import_module("onnxruntime")
@@ -210,21 +235,24 @@ def difference(content: bytes, model: Classifier, gamma2: float) -> float | None
     except Exception as error:  # of its own kinds; a too new opset is the usual one
         reason = " ".join(str(error).split())[-200:]
         raise InputError(f"onnxruntime cannot read the graph ({reason}); an older opset may do") from None
-    images = check_images(model.shape)
-    network = model.tempered()
-    logits = logits_at(network, unit_energies(network, images), gamma2)
-    size = logits.abs().amax(-1).clamp(min=1)
+    images = check_images(graph.model.shape)
+    network = graph.model.tempered()
+    features = scores.features(network, images)
+    energies = network.energies_of(features)
+    wanted = {"logits": logits_at(network, energies, graph.gamma2)}
+    wanted |= scores.feature_scores(network, features, graph.gamma2)
+    size = {"logits": wanted["logits"].abs().amax(-1).clamp(min=1)}
+    size |= dict.fromkeys(SCORES, logits_at(network, energies, 1.0).abs().amax(-1).clamp(min=1))
     largest = 0.0
     for part in (images[:1], images):
-        found, posterior, density = (
-            torch.from_numpy(output).double() for output in session.run(OUTPUTS, {INPUT: part.numpy()})
-        )
         n = len(part)
-        gaps = {
-            "logits": (found - logits[:n]).abs().amax(-1) / size[:n],
-            "posterior": (posterior - found.softmax(-1)).abs().amax(-1),
-            "log_density": (density - core.log_density(logits[:n])).abs() / size[:n],
+        found = {
+            name: torch.from_numpy(output).double()
+            for name, output in zip(graph.outputs, session.run(None, {INPUT: part.numpy()}), strict=True)
         }
+        gaps = {"posterior": (found["posterior"] - found["logits"].softmax(-1)).abs().flatten(1).amax(-1)}
+        for name in found.keys() - gaps:
+            gaps[name] = (found[name] - wanted[name][:n]).abs().reshape(n, -1).amax(-1) / size[name][:n]
         for name, gap in gaps.items():
             worst = gap.max().item()
             if not worst <= TOLERANCE:  # also true for NaN

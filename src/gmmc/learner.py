@@ -268,6 +268,7 @@ class Learner:
             model.trained["start"] = self.start
         if len(self.data.valid):
             with contextlib.suppress(InputError):  # of a training that diverged, energies may not be finite
+                model.keep_neighbours(self.data.train.images, self.data.train.labels)
                 model.calibrate(self.data.valid.images, self.data.valid.labels)
         return model
 

@@ -1,5 +1,6 @@
 """A classifier is images → logits: a backbone, a head, and where its chains start."""
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -7,22 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from gmmc import core, engine
-from gmmc.abstention import Answer, Reference
+from gmmc.abstention import NEIGHBOURS_KEPT, Answer, Neighbours, Reference, balanced_subset
 from gmmc.backbones import build_backbone, frozen_statistics
 from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.heads import HEADS
 from gmmc.pixels import Shape, as_batch, to_signed, to_unit
 from gmmc.sampling import BOX, SAMPLERS, Chains, Mover, Noise, SeededNoise, descend
-from gmmc.scores import (
-    Tempered,
-    batched,
-    density_and_confidence,
-    fit_gamma2,
-    gradient_norms,
-    logits_at,
-    unit_energies,
-)
+from gmmc.randomness import generator
+from gmmc.scores import Tempered, batched, feature_scores, features, fit_gamma2, gradient_norms, logits_at
 from gmmc.starts import GaussianStart, UniformStart
 
 # Chains run in padded blocks of a fixed size, so that an image is the same to the last bit whether it is
@@ -38,6 +32,7 @@ class Classifier(nn.Module):
         self.cfg = cfg
         self.trained: dict[str, Any] = {}  # how, for the conditions of a result
         self.reference: Reference | None = None  # scores of validation images, for `answer`
+        self.neighbours: Neighbours | None = None  # features of training images, for one of these scores
         self.shape = shape
         self.class_names = tuple(class_names)
         classes = len(self.class_names)
@@ -85,30 +80,62 @@ class Classifier(nn.Module):
         return core.energy(logits, self.label_tensor(labels, len(logits)).to(self.device))
 
     def log_density(self, images) -> Tensor:
-        """log p(x) up to the constant −log Z."""
-        return core.log_density(self.logits(images))
+        """log p(x) up to the constant −log Z, at γ = 1 as training and sampling define it."""
+
+        def density(x: Tensor) -> Tensor:
+            return core.log_density(self.head.logits_at(self.features(x), 1.0))
+
+        return batched(self, density, as_batch(images, self.shape))
 
     def tempered(self) -> Tempered:
         """This model with γ² left open."""
-        paper = None if self.head.means is None else self.head.gamma2.item()
+        means = self.head.means
+        paper = None if means is None else self.head.gamma2.item()
 
         def energies_of(found: Tensor) -> Tensor:
             return self.head.unit_energies(found.double())
 
-        return Tempered(self, self.features, energies_of, self.head.logits_of, paper)
+        split = None
+        if means is not None:
+            exact = means.detach().double()
+            split = functools.partial(core.split_energies, means=exact, basis=core.span_basis(exact))
+        distance = self.neighbours.distance if self.neighbours else None
+        return Tempered(self, self.features, energies_of, self.head.logits_of, paper, split, distance)
+
+    def keep_neighbours(self, images, labels) -> None:
+        """Keep features of training images, for the score `neighbours`; `calibrate` then fits its threshold.
+
+        A class-balanced random subset of `NEIGHBOURS_KEPT` images is enough; the rest is not looked at.
+        """
+        y = self.label_tensor(labels, len(images))
+        places = balanced_subset(y, NEIGHBOURS_KEPT, generator(0, "neighbours"))
+        self.neighbours = Neighbours.of(features(self.tempered(), as_batch(images[places], self.shape)).cpu())
 
     def calibrate(self, images, labels) -> None:
-        """Fit γ² on images the model was not trained on, and keep their scores to measure others by."""
+        """Fit γ² and the thresholds of `answer` on images that the model was not trained on."""
         batch = as_batch(images, self.shape)
         y = self.label_tensor(labels, len(batch))
         if len(batch) == 0:
             raise InputError("calibration needs at least one image, got none")
         network = self.tempered()
-        energies = unit_energies(network, batch)
-        gamma2 = fit_gamma2(network, energies, y)
-        scores = density_and_confidence(logits_at(network, energies, gamma2))
-        scores |= gradient_norms(network, batch, {"gradient_norm": gamma2})
+        found = features(network, batch)
+        gamma2 = fit_gamma2(network, network.energies_of(found).cpu(), y)
+        scores = feature_scores(network, found, gamma2) | {"gradient_norm": gradient_norms(network, batch)}
         self.reference = Reference.of(gamma2, scores)
+
+    @property
+    def abstains_by(self) -> str:
+        """Score by which `answer` accepts images by default: `abstain.score`, with "auto" resolved.
+
+        Chains of Langevin dynamics sample from exp(−E), so training shapes all of E into a density. Chains
+        that walk to a class mean do not. There log p(x) is taken inside the span of the means where the rest,
+        which carries no class, makes up more than half of the energy of validation images.
+        """
+        if self.cfg.abstain.score != "auto":
+            return self.cfg.abstain.score
+        walks_to_mean = self.cfg.samples and not self.cfg.sampler.name.startswith("sgld")
+        in_span = walks_to_mean and self._checked_reference().mostly_outside_span
+        return "span_density" if in_span else "log_density"
 
     def answer(self, images, *, score: str | None = None, tpr: float | None = None) -> Answer:
         """Class and confidence at the fitted γ², and whether the image looks like those of the training.
@@ -117,24 +144,31 @@ class Classifier(nn.Module):
         reach; score and tpr are those of the recipe's [abstain] unless given.
         """
         reference = self._checked_reference()
-        score = self.cfg.abstain.score if score is None else score
+        score = self.abstains_by if score is None or score == "auto" else score
         tpr = self.cfg.abstain.tpr if tpr is None else tpr
         threshold = reference.threshold(score, tpr)
         batch = as_batch(images, self.shape)
-        network, gamma2 = self.tempered(), reference.gamma2
-        logits = logits_at(network, unit_energies(network, batch), gamma2)
+        network = self.tempered()
+        found = features(network, batch)
+        logits = logits_at(network, network.energies_of(found), reference.gamma2)
         confidence, labels = core.log_posterior(logits).exp().max(-1)
         if score == "gradient_norm":
-            values = gradient_norms(network, batch, {score: gamma2})[score]
+            values = gradient_norms(network, batch)
         else:
-            values = density_and_confidence(logits)[score]
+            values = feature_scores(network, found, reference.gamma2)[score]
         percentile = reference.percentile(score, values)
         names = [self.class_names[y] for y in labels]
         return Answer(labels, names, confidence, score, values, threshold, percentile, values >= threshold)
 
     def calibrated(self) -> "Calibrated":
         """The same weights with logits at the fitted γ²: for tools that take a module and know no γ²."""
-        return Calibrated(self, self._checked_reference().gamma2)
+        return self.at(self._checked_reference().gamma2)
+
+    def at(self, gamma2: float) -> "Calibrated":
+        """The same weights with logits at another γ²: at 1, their logsumexp is log p(x)."""
+        if not gamma2 > 0:
+            raise InputError(f"gamma2 must be above 0, got {gamma2}")
+        return Calibrated(self, gamma2)
 
     def _checked_reference(self) -> Reference:
         if self.reference is None:

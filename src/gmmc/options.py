@@ -71,7 +71,10 @@ Resize = Annotated[
 ]
 Score = Annotated[
     str | None,
-    typer.Option(help="log_density, max_posterior or gradient_norm; default: the recipe's."),
+    typer.Option(
+        help="log_density, span_density, residual, neighbours, max_posterior, gradient_norm or auto; "
+        "default: the model's own."
+    ),
 ]
 Tpr = Annotated[
     float | None,

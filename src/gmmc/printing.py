@@ -9,6 +9,9 @@ from typing import Any
 LONG = {"trained", "settings", "attacks", "checks"}  # conditions that only results.json tells
 SCORES = {
     "log_density": "log p(x)",
+    "span_density": "log p(x) in span",
+    "residual": "-energy off span",
+    "neighbours": "-distance",
     "max_posterior": "log odds",
     "gradient_norm": "-gradient norm",
 }
@@ -64,7 +67,7 @@ def print_result(name: str, result: Any, folder: Path) -> None:
 
 
 def print_places(result: Any) -> None:
-    """A table for places of the same columns; where they are set/score/temperature, of the last only."""
+    """A table for places of the same columns; where they are set/score/temperature, of one temperature each."""
     tables: dict[tuple[int, str], dict[str, dict[str, str]]] = {}
     attacks: dict[str, dict[str, str]] = {}
     for key, value in result.values.items():
@@ -88,9 +91,9 @@ def print_places(result: Any) -> None:
         print_cells({attack: attacks[attack] for attack in order}, list(threats))
     for (depth, _), places in tables.items():
         if depth == 2:
-            temperature = list(places)[-1].rpartition("/")[2]
-            places = {row: cells for row, cells in places.items() if row.endswith(f"/{temperature}")}
-            print(f"  γ² {temperature}; the other temperatures are in results.json")
+            last = {row.rpartition("/")[0]: row for row in places}
+            places = {row: places[row] for row in last.values()}
+            print("  each score at its last temperature; the others are in results.json")
         print_cells(places)
 
 

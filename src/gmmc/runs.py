@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gmmc import __version__, config, pretrained, records
-from gmmc.abstention import Reference
+from gmmc.abstention import Neighbours, Reference
 from gmmc.atomic import write_atomic
 from gmmc.config import Config
 from gmmc.errors import InputError
@@ -29,7 +29,12 @@ from gmmc.packing import Damaged, pack, unpack
 from gmmc.records import CONFIG, LAST_GOOD, LOCK, METRICS, MODEL
 
 RESUME = "resume"
-REFERENCE = "reference."  # in the names of a model's tensors
+# In the names of a model's tensors.
+REFERENCE = "reference."
+NEIGHBOURS = "neighbours.features"
+# In the header of a model's file: γ² of its stored densities. Files without it have them at the fitted γ².
+DENSITY_GAMMA2 = "density_gamma2"
+AT_FITTED_GAMMA2 = ("log_density", "gradient_norm")  # scores that such a file cannot be used for
 STATES_KEPT = 2
 
 
@@ -215,6 +220,16 @@ class RunFolder:
         write_atomic(self.path / METRICS, "".join(lines).encode())
         return len(lines)
 
+    # a finished model
+
+    def replace_model(self, model: Classifier) -> None:
+        """Store the model, and its recipe beside it."""
+        try:
+            save_model(self.path / MODEL, model)
+            self._write_config(config.to_toml(model.cfg).encode())
+        except OSError as error:
+            raise InputError(f"cannot write to {self.path}: {error.strerror}") from None
+
     # results
 
     def work(self, name: str) -> Path:
@@ -265,6 +280,7 @@ def save_model(path: Path, model: Classifier) -> None:
         "config": config.to_toml(model.cfg),
         "shape": model.shape,
         "class_names": model.class_names,
+        DENSITY_GAMMA2: 1.0,
     }
     write_atomic(path, pack(stored_weights(model) | _reference_tensors(model), info)[0])
 
@@ -279,18 +295,28 @@ def stored_weights(model: Classifier) -> dict[str, Tensor]:
 
 
 def _reference_tensors(model: Classifier) -> dict[str, Tensor]:
+    """All that a model needs to abstain."""
+    tensors = {} if model.neighbours is None else {NEIGHBOURS: model.neighbours.features}
     if model.reference is None:
-        return {}
+        return tensors
     dtype = torch.float64 if model.cfg.train.weights == "fp32" else torch.float32
     scores = {f"{REFERENCE}{name}": values.to(dtype) for name, values in model.reference.scores.items()}
-    return {f"{REFERENCE}gamma2": torch.tensor(model.reference.gamma2, dtype=torch.float64), **scores}
+    gamma2 = torch.tensor(model.reference.gamma2, dtype=torch.float64)
+    return tensors | {f"{REFERENCE}gamma2": gamma2, **scores}
 
 
-def _take_reference(tensors: dict[str, Tensor]) -> Reference | None:
+def _take_reference(tensors: dict[str, Tensor], density_gamma2: float | None) -> Reference | None:
     """Removes it from the tensors. Models trained without validation images have none."""
     names = [name for name in tensors if name.startswith(REFERENCE)]
     found = {name.removeprefix(REFERENCE): tensors.pop(name) for name in names}
+    if density_gamma2 != 1.0:
+        found = {name: scores for name, scores in found.items() if name not in AT_FITTED_GAMMA2}
     return Reference(found.pop("gamma2").item(), found) if found else None
+
+
+def _take_neighbours(tensors: dict[str, Tensor]) -> Neighbours | None:
+    """Removes them from the tensors."""
+    return Neighbours(tensors.pop(NEIGHBOURS)) if NEIGHBOURS in tensors else None
 
 
 def load(path: str | Path, device: str = "cpu") -> Classifier:
@@ -308,7 +334,8 @@ def load(path: str | Path, device: str = "cpu") -> Classifier:
         cfg = config.from_text(info["config"])
         model = Classifier(cfg, tuple(info["shape"]), info["class_names"])
         model.trained = info["trained"]
-        model.reference = _take_reference(tensors)
+        model.reference = _take_reference(tensors, info.get(DENSITY_GAMMA2))
+        model.neighbours = _take_neighbours(tensors)
         model.load_state_dict(tensors)
     except Damaged as error:
         raise InputError(f"{error}{_restored_by(file)}") from None

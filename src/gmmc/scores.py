@@ -1,11 +1,12 @@
-"""How sure a network is and how familiar an image looks to it, at any temperature γ².
+"""How sure a network is, and how familiar an image looks to it.
 
-Everything follows from the logits, and these from the unit energies and γ²: a `Tempered` network keeps the
-two apart. Scores are float64 and never tie by underflow or saturation: max p(y|x) is ranked by its log odds.
+Logits follow from the unit energies and γ²: a `Tempered` network keeps the two apart. γ² affects the
+confidence only; densities are at γ = 1, where training and sampling define them. Scores are float64 and never
+tie by underflow or saturation: max p(y|x) is ranked by its log odds.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,9 @@ from gmmc.pixels import as_unit
 
 # Images at once; with gradients a CPU's memory is the limit.
 BATCH = {"cpu": 64, "cuda": 256}
+FEATURES_AT_ONCE = 2048  # energies of all classes hold as many numbers per class
 GAMMA2_RANGE = (1e-4, 1e6)  # that a fit looks in
-SCORES = ("log_density", "max_posterior", "gradient_norm")
+SCORES = ("log_density", "span_density", "residual", "neighbours", "max_posterior", "gradient_norm")
 
 OnProgress = Callable[[int], Any]
 
@@ -35,6 +37,9 @@ class Tempered:
     energies_of: Callable[[Tensor], Tensor]  # features → unit energies of all classes
     logits: Callable[[Tensor, float], Tensor]  # unit energies and γ² → logits
     paper: float | None  # the γ² that the paper's formula gives; None where there are no means
+    # Features → unit energies inside the span of the means, and the class-free rest; None without means.
+    split: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    distance: Callable[[Tensor], Tensor] | None = None  # features → distance to training features, if kept
 
     def energies(self, images: Tensor) -> Tensor:
         """Images in [0, 1] → unit energies of all classes."""
@@ -85,6 +90,13 @@ def batched(
         return torch.cat([function(prepared(part)) for part in blocks(module, images, on_progress)])
 
 
+def features(network: Tempered, images: Tensor, on_progress: OnProgress | None = None) -> Tensor:
+    """φ of any number of images, (N, d) on the network's device."""
+    found = batched(network.module, network.features, images, on_progress)
+    check_finite(found)
+    return found
+
+
 def unit_energies(network: Tempered, images: Tensor, on_progress: OnProgress | None = None) -> Tensor:
     """(N, C) on the CPU in float64: all that the logits at any γ² follow from."""
     energies = batched(network.module, network.energies, images, on_progress).cpu().double()
@@ -105,31 +117,50 @@ def logits_at(network: Tempered, energies: Tensor, gamma2: float) -> Tensor:
         return network.logits(energies.to(device), gamma2).cpu()
 
 
-# --- the paper's three scores (section 4.3): the higher, the more familiar ---
+# --- scores: the higher, the more familiar ---
 
 
-def density_and_confidence(logits: Tensor) -> dict[str, Tensor]:
-    """log p(x) up to its constant; max p(y|x) as its log odds, which order images alike."""
-    return {"log_density": core.log_density(logits), "max_posterior": core.log_odds(logits)}
+@torch.inference_mode()
+def feature_scores(network: Tempered, found: Tensor, gamma2: float) -> dict[str, Tensor]:
+    """Every score that follows from the features, (N,) each on the CPU; γ² is that of the confidence.
+
+    log_density and max_posterior are the paper's (section 4.3), the latter as log odds, which rank images in
+    the same order. span_density is log p(x) of the features projected on the span of the means, residual the
+    negated rest of the energy: their sum is log_density. neighbours is the negated distance to training
+    features.
+    """
+    parts = [_feature_scores(network, part, gamma2) for part in found.split(FEATURES_AT_ONCE)]
+    return {name: torch.cat([part[name] for part in parts]).cpu().double() for name in parts[0]}
 
 
-def gradient_norms(
-    network: Tempered, images: Tensor, gamma2s: Mapping[str, float], on_progress: OnProgress | None = None
-) -> dict[str, Tensor]:
-    """−‖∂log p(x)/∂x‖, the approximate mass, for each γ²; pixels in [0, 1]."""
-    norms: dict[str, list[Tensor]] = {name: [] for name in gamma2s}
+def _feature_scores(network: Tempered, found: Tensor, gamma2: float) -> dict[str, Tensor]:
+    energies = network.energies_of(found).double()
+    check_finite(energies)
+    scores = {
+        "log_density": core.log_density(network.logits(energies, 1.0)),
+        "max_posterior": core.log_odds(network.logits(energies, gamma2)),
+    }
+    if network.split is not None:
+        inside, rest = network.split(found)
+        scores |= {"span_density": core.log_density(network.logits(inside, 1.0)), "residual": -rest}
+    if network.distance is not None:
+        scores["neighbours"] = -network.distance(found)
+    return scores
+
+
+def gradient_norms(network: Tempered, images: Tensor, on_progress: OnProgress | None = None) -> Tensor:
+    """−‖∂log p(x)/∂x‖ at γ = 1, the paper's approximate mass; pixels in [0, 1]."""
+    norms = []
     with evaluating(network.module) as prepared, torch.inference_mode(False), torch.enable_grad():
         for part in blocks(network.module, images, on_progress):
             x = prepared(part.clone()).requires_grad_(True)
-            energies = network.energies(x)
-            for name, gamma2 in gamma2s.items():
-                density = core.log_density(network.logits(energies, gamma2)).sum()
-                if density.requires_grad:
-                    (gradient,) = torch.autograd.grad(density, x, retain_graph=True, materialize_grads=True)
-                else:
-                    gradient = torch.zeros_like(x)  # a network that does not look at its images
-                norms[name].append(-gradient.detach().double().flatten(1).norm(dim=1).cpu())
-    return {name: torch.cat(parts) for name, parts in norms.items()}
+            density = core.log_density(network.logits(network.energies(x), 1.0)).sum()
+            if density.requires_grad:
+                (gradient,) = torch.autograd.grad(density, x, materialize_grads=True)
+            else:
+                gradient = torch.zeros_like(x)  # a network that does not look at its images
+            norms.append(-gradient.detach().double().flatten(1).norm(dim=1).cpu())
+    return torch.cat(norms)
 
 
 # --- the temperature ---

@@ -210,10 +210,14 @@ class SampleConfig(Section):
 
 @dataclass(frozen=True)
 class AbstainConfig(Section):
-    """When a finished model says that it has not seen the like of an image. Fitted on validation images."""
+    """When a finished model abstains. Thresholds are fitted on validation images. See scores.py."""
 
-    score: Literal["log_density", "max_posterior", "gradient_norm"] = "log_density"
-    tpr: float = _number(0.95, above=0, at_most=0.9999)  # share of images like the training images to accept
+    # auto: span_density after training by chains that walk to a class mean, where more than half of the energy
+    # of validation images lies outside the span of the means; else log_density.
+    score: Literal[
+        "auto", "log_density", "span_density", "residual", "neighbours", "max_posterior", "gradient_norm"
+    ] = field(default="auto", metadata=PLACE)
+    tpr: float = _number(0.95, above=0, at_most=0.9999, place=True)  # share of familiar images to accept
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Does the model know what it has never seen? The paper's three scores on images of other sets (Table 4)."""
+"""Does the model tell images of other sets from its own? By the paper's three scores (Table 3) and ours."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gmmc.abstention import NEIGHBOURS
 from gmmc.config import EvaluateConfig
 from gmmc.data import GENERATED, Dataset, Outside, find_outside
 from gmmc.errors import InputError
@@ -16,20 +17,16 @@ from gmmc.evaluations.result import Result, conditions
 from gmmc.evaluations.temperatures import IN_WORDS, doubts_of_fit, fitted_on, temperatures
 from gmmc.models import Classifier
 from gmmc.progress import Progress
-from gmmc.scores import (
-    Tempered,
-    check_finite,
-    density_and_confidence,
-    gradient_norms,
-    logits_at,
-    tempered,
-    unit_energies,
-)
+from gmmc.scores import Tempered, check_finite, feature_scores, features, gradient_norms, tempered
 
 REPLICATES = 200
+INSIDE = "test images"  # beside the names of the other sets, where a value is of one set alone
 
 SCORE_WORDS = {
     "log_density": "log p(x)",
+    "span_density": "log p(x) in the span of the means",
+    "residual": "the energy outside the span",
+    "neighbours": "the distance to training features",
     "max_posterior": "max p(y|x)",
     "gradient_norm": "the gradient norm",
 }
@@ -38,16 +35,20 @@ Scores = dict[tuple[str, str], np.ndarray]  # (score, temperature) → one numbe
 
 
 def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
-    sets, flags = find_sets(data, cfg)  # what is missing is told before the work
+    sets, flags = find_sets(data, cfg)  # what is missing is reported before the work
     network = tempered(model)
     found = temperatures(network, data)
+    rule = acceptance(model)
     work = len(data.test) + sum(len(other.images) for other in sets)
     values, ranges, curves = {}, {}, {}
     with Progress("out of distribution", 2 * work) as bar:
         done = Counter(bar)
         inside = all_scores(network, data.test.images, found, done)
+        add_summary(INSIDE, inside, rule, values, ranges)
         for number, other in enumerate(sets):
-            for key, scores in all_scores(network, other.images, found, done).items():
+            outside = all_scores(network, other.images, found, done)
+            add_summary(other.name, outside, rule, values, ranges)
+            for key, scores in outside.items():
                 place = "/".join((other.name, *key))
                 source = np.random.default_rng([cfg.seed, number])
                 measured, found_ranges = measure(inside[key], scores, source, paired=other.paired)
@@ -68,22 +69,49 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
                 other.name: round(len(data.test) / (len(data.test) + len(other.images)), 4) for other in sets
             },
             outside_notes=[note for other in sets for note in other.notes],
+            scores="max_posterior at each temperature; all others at γ = 1",
             temperatures=found,
             fitted_on=fitted_on(data),
-            **abstains(model),
+            **neighbours(model),
+            **({"abstains": rule} if rule else {}),
             intervals=f"95%, {REPLICATES} bootstrap draws of both sets; none where these do not overlap",
             seed=cfg.seed,
         ),
     )
 
 
-def abstains(model: nn.Module) -> dict[str, Any]:
+def acceptance(model: nn.Module) -> dict[str, Any]:
     """By which score, and below which value of it, the model as it is stored gives no answer."""
     if not isinstance(model, Classifier) or model.reference is None:
         return {}
-    rule = model.cfg.abstain
-    threshold = model.reference.threshold(rule.score, rule.tpr)
-    return {"abstains": {"score": rule.score, "tpr": rule.tpr, "below": threshold}}
+    score, tpr = model.abstains_by, model.cfg.abstain.tpr
+    if score not in model.reference.scores:  # an older file
+        return {}
+    return {"score": score, "tpr": tpr, "below": model.reference.threshold(score, tpr)}
+
+
+def neighbours(model: nn.Module) -> dict[str, Any]:
+    """How many training features the model keeps, and which of their distances counts."""
+    if not isinstance(model, Classifier) or model.neighbours is None:
+        return {}
+    kept = model.neighbours.features
+    size = kept.nbytes
+    return {
+        "neighbours": f"Euclidean distance to the {NEIGHBOURS}th nearest of {len(kept)} training features, "
+        f"equally many of each class, {size:,} bytes in the model"
+    }
+
+
+def add_summary(name: str, scores: Scores, rule: dict[str, Any], values: dict, ranges: dict) -> None:
+    """Add what concerns one set alone: the share of it that is accepted, and both parts of a median energy."""
+    if rule:
+        kept = "fitted" if rule["score"] == "max_posterior" else "unit"
+        accepted = scores[rule["score"], kept] >= rule["below"]
+        values[f"{name}/accepted"] = accepted.mean().item()
+        ranges[f"{name}/accepted"] = intervals.of_proportion(int(accepted.sum()), len(accepted))
+    if ("residual", "unit") in scores:
+        values[f"{name}/energy_in_span"] = -np.median(scores["span_density", "unit"]).item()
+        values[f"{name}/energy_outside_span"] = -np.median(scores["residual", "unit"]).item()
 
 
 def find_sets(data: Dataset, cfg: EvaluateConfig) -> tuple[list[Outside], list[str]]:
@@ -143,17 +171,19 @@ class Counter:
 
 
 def all_scores(network: Tempered, images: Tensor, gamma2s: dict[str, float], done: Counter) -> Scores:
+    """Confidence at every temperature, all other scores at γ = 1."""
     done.begin()
-    energies = unit_energies(network, images, done)
+    found = features(network, images, done)
     done.begin()
-    norms = gradient_norms(network, images, gamma2s, done)
-    check_finite(torch.stack(list(norms.values()), 1))
-    scores: Scores = {}
+    norms = gradient_norms(network, images, done)
+    check_finite(norms[:, None])
+    scores: Scores = {("gradient_norm", "unit"): norms.numpy()}
     for name, gamma2 in gamma2s.items():
-        for score, per_image in density_and_confidence(logits_at(network, energies, gamma2)).items():
-            scores[score, name] = per_image.numpy()
-        scores["gradient_norm", name] = norms[name].numpy()
-    return scores
+        for score, per_image in feature_scores(network, found, gamma2).items():
+            if score == "max_posterior" or name == "unit":
+                scores[score, name] = per_image.numpy()
+    order = [(score, name) for score in SCORE_WORDS for name in gamma2s]
+    return {key: scores[key] for key in order if key in scores}
 
 
 def ties(inside: Scores) -> list[str]:
@@ -166,13 +196,15 @@ def ties(inside: Scores) -> list[str]:
 
 
 def doubts(values: dict[str, float], ranges: dict[str, tuple[float, float]]) -> list[str]:
-    """Sets that look more familiar than the test images, by which score."""
-    temperatures = [place.split("/")[2] for place in values]
-    last = temperatures[-1] if temperatures else ""  # the fitted one, where there is one
-    wrong: dict[str, list[str]] = {}
+    """Sets that look more familiar than the test images, by which score at its last temperature."""
+    last = {}
     for place, value in values.items():
-        name, score, temperature, metric = place.split("/")
-        if (temperature, metric) == (last, "auroc") and ranges.get(place, (value, value))[1] < 0.5:
+        if place.endswith("/auroc"):
+            name, score, _, _ = place.split("/")
+            last[name, score] = place, value
+    wrong: dict[str, list[str]] = {}
+    for (name, score), (place, value) in last.items():
+        if ranges.get(place, (value, value))[1] < 0.5:
             wrong.setdefault(name, []).append(f"{value:.2f} by {SCORE_WORDS[score]}")
     return [
         f"{name}: the model finds these images more familiar than its own test images (AUROC {', '.join(by)})"

@@ -100,9 +100,9 @@ def described(model: Classifier) -> dict[str, Any]:
     if reference:
         facts |= {
             "gamma2_fitted": reference.gamma2,
-            "score": abstain.score,
+            "score": model.abstains_by,
             "tpr": abstain.tpr,
-            "threshold": reference.threshold(abstain.score, abstain.tpr),
+            "threshold": reference.threshold(model.abstains_by, abstain.tpr),
         }
     return facts | {"recipe": json.loads(json.dumps(dataclasses.asdict(model.cfg)))}
 

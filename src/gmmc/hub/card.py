@@ -151,7 +151,7 @@ def known(run: Run) -> list[str]:
 def others(run: Run) -> Iterator[Line]:
     """What the card of the report leaves to other sections."""
     for name in ("samples", "latent"):
-        if lines := card.chosen(name, run, None):
+        if lines := card.chosen(name, run, [wanted.value for wanted in GROUPS[name][1]]):
             yield Line(GROUPS[name][0], kind="group")
             yield from lines
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from gmmc.errors import InputError
 from gmmc.report import pictures, sections
 from gmmc.report.attacks import PAPER, WORST
-from gmmc.report.headline import doubts, lines_of, measured_on
+from gmmc.report.headline import DENSITY, doubts, lines_of, measured_on
 from gmmc.report.numbers import plain
-from gmmc.report.ood import SCORES, TEMPERATURES, Places
+from gmmc.report.ood import INSIDE, SCORES, SETS, TEMPERATURES, Places, rule
 from gmmc.report.parts import Cell, Group, Line, Panel, Section, Table, per_run, value_lines
 from gmmc.report.reading import CARD, Run
 
@@ -92,36 +92,57 @@ def card(run: Run, prose: Words, runs: Sequence[Run], most: int) -> Card:
 
 def numbers(run: Run) -> Table:
     """A line per number, under what must not be left out when it is quoted."""
-    at = next(iter(Places([run]).temperatures), "")
     table = Table([run.name])
     for name, title, keys in (
         ("accuracy", f"Classification{of_test_images('accuracy', run)}", ["top1"]),
         ("calibration", f"Calibration{of_test_images('calibration', run)}", ["fitted/ece"]),
-        ("ood", f"Other images: AUROC of log p(x), {TEMPERATURES.get(at, at)}", None),
-        ("generation", f"Generated images{chains(run)}", ["fresh/fid", "fresh/kid"]),
     ):
-        lines = chosen(name, run, keys)
-        table.lines += [Line(title, kind="group"), *lines, *doubts(name, [run])] if lines else []
+        table.lines += group(name, title, run, keys)
+    table.lines += other_images(run)
+    table.lines += group("generation", f"Generated images{chains(run)}", run, ["fresh/fid", "fresh/kid"])
     table.lines += robustness(run)
     carried = [*value_lines([run.results.get("calibration")], CARRIED), *threshold(run)]
     table.lines += [Line("What the model carries", kind="group"), *carried] if carried else []
     return table
 
 
+def group(name: str, title: str, run: Run, keys: Sequence[str]) -> list[Line]:
+    lines = chosen(name, run, keys)
+    return [Line(title, kind="group"), *lines, *doubts(name, [run])] if lines else []
+
+
+def other_images(run: Run) -> list[Line]:
+    """AUROCs by log p(x) and by the score that the model abstains by, and what share of each set it accepts."""
+    places, entry, told = Places([run]), run.results.get("ood"), rule(run)
+    lines = []
+    for score in dict.fromkeys((DENSITY, str(told.get("score", DENSITY)))):
+        if score in places.scores:
+            t = places.at(score)
+            title = f"Other images: AUROC of {SCORES.get(score, score)}, {TEMPERATURES.get(t, t)}"
+            labels = {f"{s}/{score}/{t}/auroc": SETS.get(s, s) for s in places.sets}
+            lines += [Line(title, kind="group"), *value_lines([entry], labels)]
+    accepted = {f"{s}/accepted": SETS.get(s, s) for s in (INSIDE, *places.sets)}
+    shares = value_lines([entry], accepted) if told else []
+    if shares:
+        score = SCORES.get(str(told["score"]), str(told["score"]))
+        lines += [Line(f"Share of images that it accepts, by {score}", kind="group"), *shares]
+    return [*lines, *doubts("ood", [run])] if lines else []
+
+
 def threshold(run: Run) -> list[Line]:
     """Where it begins to abstain, as far as that is recorded."""
-    rule = run.results["ood"].conditions.get("abstains") if "ood" in run.results else None
-    if not isinstance(rule, dict) or not {"score", "tpr", "below"} <= rule.keys():
+    told = rule(run)
+    if not told:
         return []
-    score = SCORES.get(str(rule["score"]), str(rule["score"]))
-    label = f"{score} below which it abstains: {rule['tpr']:.0%} of the validation images are above"
-    return [Line(label, [Cell(plain(rule["below"]))])]
+    score = SCORES.get(str(told["score"]), str(told["score"]))
+    label = f"{score} below which it abstains: {told['tpr']:.0%} of the validation images are above"
+    return [Line(label, [Cell(plain(told["below"]))])]
 
 
-def chosen(name: str, run: Run, keys: Sequence[str] | None) -> list[Line]:
-    """Lines of the table of all runs, with its labels; without keys all that were measured."""
+def chosen(name: str, run: Run, keys: Sequence[str]) -> list[Line]:
+    """Lines of the table of all runs, with its labels."""
     labels = {wanted.value: wanted.label for wanted in lines_of(name, [run]) if wanted.value}
-    return value_lines([run.results.get(name)], {key: labels[key] for key in keys or labels})
+    return value_lines([run.results.get(name)], {key: labels[key] for key in keys})
 
 
 def robustness(run: Run) -> list[Line]:

@@ -33,6 +33,7 @@ class Wanted:
     tables: tuple[str, ...] = ()
 
 
+DENSITY = "log_density"  # the score whose AUROCs others have published, too
 ACCURACY_TABLES = ("hybrid", "accuracy")
 KINDS = {"ood/log_density": "auroc", "pgd": "accuracy"}  # how numbers are written whose names do not tell
 GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
@@ -95,8 +96,8 @@ def headline(runs: Sequence[Run]) -> Section:
     table = Table([run.name for run in runs] + models, published_columns=len(models))
     if models and any(backbone(run) != PUBLISHED_BACKBONE for run in runs):
         table.remark = OTHER_NETWORKS
-    temperatures = Places(runs).temperatures
-    at = f", {TEMPERATURES.get(temperatures[0], temperatures[0])}" if temperatures else ""
+    places = Places(runs)
+    at = f", {TEMPERATURES.get(places.at(DENSITY), places.at(DENSITY))}" if DENSITY in places.scores else ""
     for name, (title, _) in GROUPS.items():
         if any(name in run.results for run in runs):
             shown = title.format(temperature=at) + measured_on(name, runs)
@@ -150,12 +151,10 @@ def lines_of(name: str, runs: Sequence[Run]) -> Sequence[Wanted]:
     if name != "ood":
         return GROUPS[name][1]
     places = Places(runs)
-    if not places.temperatures:
+    if DENSITY not in places.scores:
         return ()
-    t = places.temperatures[0]
-    return [
-        Wanted(SETS.get(s, s), f"{s}/log_density/{t}/auroc", s, ("ood/log_density",)) for s in places.sets
-    ]
+    place = f"{DENSITY}/{places.at(DENSITY)}/auroc"
+    return [Wanted(SETS.get(s, s), f"{s}/{place}", s, (f"ood/{DENSITY}",)) for s in places.sets]
 
 
 def group_lines(

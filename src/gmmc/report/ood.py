@@ -1,12 +1,21 @@
 """How well images of other kinds are told from those the model knows (the paper's Tables 3 and 4)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gmmc.report import figures, published
 from gmmc.report.parts import Group, Key, Line, Panel, Table, cell, cells, in_rows
 from gmmc.report.reading import Run
 
-SCORES = {"log_density": "log p(x)", "max_posterior": "max p(y|x)", "gradient_norm": "−‖∂ log p(x)/∂x‖"}
+SCORES = {
+    "log_density": "log p(x)",
+    "span_density": "log p(x) in the span of the means",
+    "residual": "−energy outside that span",
+    "neighbours": "−distance to training features",
+    "max_posterior": "max p(y|x)",
+    "gradient_norm": "−‖∂ log p(x)/∂x‖",
+}
+INSIDE = "test images"  # as the evaluation names them beside the other sets
 SETS = {
     "svhn": "SVHN",
     "interp": "Interpolated",
@@ -21,11 +30,8 @@ SETS = {
     "rotated": "Rotated",
 }
 MEASURES = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR at 95% TPR"}
-TEMPERATURES = {
-    "fitted": "fitted γ²",
-    "unit": "γ = 1",
-    "paper": "the paper’s γ²",
-}  # the first there is goes first
+TEMPERATURES = {"fitted": "fitted γ²", "unit": "γ = 1", "paper": "the paper’s γ²"}
+CONFIDENCE = "max_posterior"  # at the first temperature there is; all other scores at γ = 1 where they have it
 
 
 class Places:
@@ -37,8 +43,27 @@ class Places:
         places = [place for place in places if len(place) == 4]
         self.sets = _ordered((place[0] for place in places), SETS)
         self.scores = _ordered((place[1] for place in places), SCORES)
-        self.temperatures = _ordered((place[2] for place in places), TEMPERATURES)
+        self.temperatures = {
+            score: _ordered((place[2] for place in places if place[1] == score), _preferred(score))
+            for score in self.scores
+        }
         self.measures = _ordered((place[3] for place in places), MEASURES)
+
+
+    def at(self, score: str) -> str:
+        """Temperature at which a score is shown first."""
+        return self.temperatures[score][0]
+
+    @property
+    def others(self) -> list[str]:
+        """Temperatures at which some score was measured besides its first."""
+        return _ordered((t for later in self.temperatures.values() for t in later[1:]), TEMPERATURES)
+
+
+def _preferred(score: str) -> dict[str, str]:
+    """Temperatures in the order to show them. Results of older versions have densities at several, too."""
+    order = ("fitted", "unit", "paper") if score == CONFIDENCE else ("unit", "fitted", "paper")
+    return {name: TEMPERATURES[name] for name in order}
 
 
 def _ordered(found, known: dict[str, str]) -> list[str]:
@@ -48,26 +73,40 @@ def _ordered(found, known: dict[str, str]) -> list[str]:
 
 def out_of_distribution(name: str, runs: Sequence[Run], _: int) -> list[Group]:
     places = Places(runs)
-    if not places.temperatures:
+    if not places.scores:
         return []
-    first, *others = places.temperatures
+    first = {score: places.at(score) for score in places.scores}
     groups = [Group(tables=[score_table(name, runs, places, first, "auroc")])]
+    accepted = summary_table(name, runs, places, "accepted", "Share of the images that the model accepts")
+    if accepted.lines:
+        accepted.remark = " ".join(rule_in_words(run, runs) for run in runs if rule(run))
+        groups.append(Group("Accepted, or not like the training images", tables=[accepted]))
     for i, score in enumerate(places.scores):
-        panels = histogram_panels(name, runs, places, score, first)
+        panels = histogram_panels(name, runs, places, score)
         if panels:
             title = f"Distribution of {SCORES.get(score, score)}"
             groups.append(Group(title, panels=panels, legend=LEGEND, text=HEIGHTS, folded=i > 0))
-    for t in others:
-        table = score_table(name, runs, places, t, "auroc")
+    parts = [
+        summary_table(name, runs, places, key, f"Median energy {where} the span of the means, at γ = 1")
+        for key, where in (("energy_in_span", "inside"), ("energy_outside_span", "outside"))
+    ]
+    if any(table.lines for table in parts):
+        groups.append(Group("Both parts of the energy", tables=parts, text=PARTS, folded=True))
+    for t in places.others:
+        later = {score: t for score, at in places.temperatures.items() if t in at[1:]}
+        table = score_table(name, runs, places, later, "auroc")
         groups.append(Group(f"AUROC with {TEMPERATURES.get(t, t)}", tables=[table], folded=True))
     for measure in places.measures:
         if measure != "auroc":
             table = score_table(name, runs, places, first, measure)
-            title = f"{MEASURES.get(measure, measure)} with {TEMPERATURES.get(first, first)}"
-            groups.append(Group(title, tables=[table], folded=True))
+            groups.append(Group(MEASURES.get(measure, measure), tables=[table], folded=True))
     return groups
 
 
+PARTS = (
+    "E is the sum of two parts: one inside the span of the class means, which tells the classes apart, and one "
+    "outside of it, which is the same for every class."
+)
 HEIGHTS = "Each histogram is scaled to its own height; the bins at the ends also hold what lies beyond."
 LEGEND = (
     Key("test images of the data set it was trained on", "var(--good)"),
@@ -75,14 +114,18 @@ LEGEND = (
 )
 
 
-def score_table(name: str, runs: Sequence[Run], places: Places, t: str, measure: str) -> Table:
-    """Rows: score and model; columns: sets. Published AUROCs stand below the score they belong to."""
-    caption = f"{MEASURES.get(measure, measure)}, {TEMPERATURES.get(t, t)}"
-    table = Table([SETS.get(s, s) for s in places.sets], caption=caption)
+def score_table(
+    name: str, runs: Sequence[Run], places: Places, at: Mapping[str, str], measure: str
+) -> Table:
+    """Rows: score and model; columns: sets. Published AUROCs stand below the score they belong to.
+
+    `at`: the scores to show, and the temperature of each.
+    """
+    table = Table([SETS.get(s, s) for s in places.sets], caption=MEASURES.get(measure, measure))
     one_data_set = len({run.data for run in runs}) == 1
     width = len(places.sets)
-    for score in places.scores:
-        table.lines.append(Line(SCORES.get(score, score), kind="group"))
+    for score, t in at.items():
+        table.lines.append(Line(f"{SCORES.get(score, score)}, {TEMPERATURES.get(t, t)}", kind="group"))
         entries = [run.results.get(name) for run in runs for _ in places.sets]
         found = cells(entries, [f"{s}/{score}/{t}/{measure}" for s in places.sets] * len(runs))
         table.lines += [Line(run.name, found[i * width : (i + 1) * width]) for i, run in enumerate(runs)]
@@ -92,9 +135,33 @@ def score_table(name: str, runs: Sequence[Run], places: Places, t: str, measure:
     return table
 
 
-def histogram_panels(name: str, runs: Sequence[Run], places: Places, score: str, t: str) -> list[Panel]:
+def summary_table(name: str, runs: Sequence[Run], places: Places, key: str, caption: str) -> Table:
+    """A value of each set alone, the test images first; a row per run that has it."""
+    sets = [INSIDE, *places.sets]
+    table = Table([SETS.get(s, s) for s in sets], caption=caption)
+    for run in runs:
+        entry = run.results.get(name)
+        if entry and f"{INSIDE}/{key}" in entry.values:
+            table.lines.append(Line(run.name, cells([entry] * len(sets), [f"{s}/{key}" for s in sets])))
+    return table
+
+
+def rule(run: Run) -> Mapping[str, Any]:
+    """By which score and below which value a model abstains, as far as that is recorded."""
+    found = run.results["ood"].conditions.get("abstains") if "ood" in run.results else None
+    return found if isinstance(found, dict) and {"score", "tpr", "below"} <= found.keys() else {}
+
+
+def rule_in_words(run: Run, runs: Sequence[Run]) -> str:
+    told = rule(run)
+    score = SCORES.get(str(told["score"]), str(told["score"]))
+    whose = f"{run.name}: " if len(runs) > 1 else ""
+    return f"{whose}by {score}; the threshold accepts {told['tpr']:.0%} of the validation images."
+
+
+def histogram_panels(name: str, runs: Sequence[Run], places: Places, score: str) -> list[Panel]:
     """The sets side by side, the runs below each other."""
-    quantity = SCORES.get(score, score)
+    quantity, t = SCORES.get(score, score), places.at(score)
     rows = []
     for run in runs:
         entry, row = run.results.get(name), []

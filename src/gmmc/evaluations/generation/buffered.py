@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gmmc import core
 from gmmc.errors import InputError
 from gmmc.models import Classifier
 from gmmc.pixels import to_uint8, to_unit
 from gmmc.runs import RunFolder
-from gmmc.scores import density_and_confidence, logits_at, unit_energies
+from gmmc.scores import logits_at, unit_energies
 
 KEPT = 0.9  # of each predicted class
 
@@ -64,7 +65,7 @@ def most_confident(model: Classifier, images: Tensor) -> Tensor:
     network = model.tempered()
     logits = logits_at(network, unit_energies(network, images), model.head.gamma2.item())
     predicted = logits.argmax(1)
-    confidence = density_and_confidence(logits)["max_posterior"]
+    confidence = core.log_odds(logits)
     kept = []
     for y in predicted.unique():
         places = (predicted == y).nonzero().flatten()
