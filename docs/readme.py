@@ -35,8 +35,8 @@ def digits_table() -> str:
     fits, drawn, chains = calibration["values"], samples["values"], samples["conditions"]
     sets = ood["conditions"]["outside"]
     density, confidence = (
-        ", ".join(f"{name} {ood['values'][f'{name}/{score}/fitted/auroc']:.2f}" for name in sets)
-        for score in ("log_density", "max_posterior")
+        ", ".join(f"{name} {ood['values'][f'{name}/{place}/auroc']:.2f}" for name in sets)
+        for place in ("log_density/unit", "max_posterior/fitted")
     )
     rows = [
         [
@@ -50,8 +50,8 @@ def digits_table() -> str:
             f"γ² fitted on validation images; with the paper's γ² {fits['paper/nll']:.2f}, "
             f"{fits['paper/ece']:.1%}",
         ],
-        ["AUROC of log p(x)", f"**{density}**", "test digits against other images, γ² fitted"],
-        ["AUROC of max p(y\\|x)", confidence, "the same, by confidence alone"],
+        ["AUROC of log p(x)", f"**{density}**", "test digits against other images, γ = 1"],
+        ["AUROC of max p(y\\|x)", confidence, "the same, by confidence alone, γ² fitted"],
         [
             "samples an independent SVC recognises",
             percent(samples, "svc_agreement"),
@@ -87,10 +87,10 @@ def cifar10_table() -> str:
     rows.append(["ECE, γ² not stated", "–", "–", "–", "–", f"*{ece:%}*"])
     outside = runs[0]["ood"]["conditions"]["outside"]
     for name in outside:
-        place = f"{name}/log_density/fitted/auroc"
+        place = f"{name}/log_density/unit/auroc"
         found = [f"{run['ood']['values'][place]:.3f}" for run in runs]
         other = f"*{auroc[name]}*" if name in auroc else "–"
-        rows.append([f"AUROC of log p(x), γ² fitted: {SETS.get(name, name)}", *found, "–", other])
+        rows.append([f"AUROC of log p(x): {SETS.get(name, name)}", *found, "–", other])
     trained = [run["accuracy"]["conditions"]["trained"] for run in runs]
     rows.append(["rollbacks in training", *(str(facts["rollbacks"]) for facts in trained), "–", "–"])
     rows.append(
@@ -101,9 +101,9 @@ def cifar10_table() -> str:
     sets = ", ".join(f"{SETS.get(name, name)} {count:,}" for name, count in outside.items())
     told = (
         f"WRN-28-4, {trained[0]['updates']:,} updates at β = 0 on one {conditions['hardware']}, one seed "
-        f"each, commit {conditions['commit'][:10]}. γ² fitted on {conditions['fitted_on']}. Images: test "
-        f"{conditions['images']:,}, {sets}. *In italics*: published for a WRN-28-10 after 150 epochs, not "
-        "measured by us. Conditions and intervals: [results/](results/cifar10-dis.json)."
+        f"each, commit {conditions['commit'][:10]}. log p(x) at γ = 1, γ² fitted on "
+        f"{conditions['fitted_on']}. Images: test {conditions['images']:,}, {sets}. "
+        "*In italics*: published for a WRN-28-10 after 150 epochs, not measured by us. Conditions and intervals: [results/](results/cifar10-dis.json)."
     )
     return f"{table(header, rows)}\n{told}\n"
 
@@ -121,22 +121,27 @@ def shipped_table() -> str:
         ["test accuracy", percent(accuracy, "top1"), f"*{paper['top1']:%}*"],
         ["ECE: the paper's γ² / γ = 1 / γ² fitted", shares, f"*{ece:%}*, γ² not stated"],
     ]
-    for score, words in (("log_density", "log p(x)"), ("max_posterior", "max p(y\\|x)")):
-        theirs = {row.model: row.numbers for row in published.find("cifar10", f"ood/{score}")}["GMMC (Gen)"]
-        ours = [f"{ood['values'][f'{name}/{score}/fitted/auroc']:.2f}" for name in PAPER_SETS]
-        rows.append(
-            [
-                f"AUROC of {words}: {', '.join(SETS.get(name, name) for name in PAPER_SETS)}",
-                ", ".join(ours),
-                ", ".join(f"*{theirs[name]}*" for name in PAPER_SETS),
-            ]
+    sets = ", ".join(SETS.get(name, name) for name in PAPER_SETS)
+    for place, words in (
+        ("log_density/unit", "log p(x)"),
+        ("span_density/unit", "log p(x) in the span of the means"),
+        ("neighbours/unit", "distance to training features"),
+        ("max_posterior/fitted", "max p(y\\|x)"),
+    ):
+        rule = (
+            " (**by which it abstains**)"
+            if place.startswith(f"{ood['conditions']['abstains']['score']}/")
+            else ""
         )
-    accepted = (
-        [f"{ood['values'][f'{name}/{score}/fitted/fpr95']:.0%}" for name in PAPER_SETS]
-        for score in ("log_density", "max_posterior")
-    )
-    told_apart = " / ".join(", ".join(shares) for shares in accepted)
-    rows.append(["of these sets accepted where 95% of test images are, by the same two", told_apart, "–"])
+        theirs = {row.model: row.numbers for row in published.find("cifar10", f"ood/{place.split('/')[0]}")}
+        published_ones = (
+            ", ".join(f"*{theirs['GMMC (Gen)'][name]}*" for name in PAPER_SETS) if theirs else "–"
+        )
+        ours = ", ".join(f"{ood['values'][f'{name}/{place}/auroc']:.2f}" for name in PAPER_SETS)
+        rows.append([f"AUROC of {words}{rule}: {sets}", ours, published_ones])
+    accepted = ", ".join(f"{ood['values'][f'{name}/accepted']:.0%}" for name in PAPER_SETS)
+    inside = f"{ood['values']['test images/accepted']:.1%}"
+    rows.append([f"accepted of these sets, and of test images {inside}", accepted, "–"])
     values, told = drawn["values"], drawn["conditions"]
     low, high = drawn["intervals"]["fresh/kid"]
     count, kept = told["images"]["fresh"], told["images"]["paper"]
@@ -164,9 +169,9 @@ def shipped_table() -> str:
         rows.append([f"**worst case of all attacks**, {words}", worst, "–"])
     trained = accuracy["conditions"]["trained"]
     text = (
-        f"{accuracy['conditions']['images']:,} test images; 95% intervals in brackets; AUROCs with γ² fitted "
-        f"on {fits['conditions']['fitted_on']}. Chains of {told['steps']} steps from the {told['start']}; "
-        f"reference {told['reference'].split(';')[0]}. Attacks: "
+        f"{accuracy['conditions']['images']:,} test images; 95% intervals in brackets; densities at γ = 1, "
+        f"confidences at γ² fitted on {fits['conditions']['fitted_on']}. Chains of {told['steps']} steps "
+        f"from the {told['start']}; reference {told['reference'].split(';')[0]}. Attacks: "
         f"{attacks['conditions']['preset']}, {attacks['conditions']['images']}. Trained for "
         f"{trained['seconds'] / 60:.0f} min on one {accuracy['conditions']['hardware']}, one seed, commit "
         f"{trained['commit'][:10]}. *In italics*: published for a WRN-28-10 after 150 epochs, not measured "

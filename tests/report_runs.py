@@ -18,7 +18,8 @@ from gmmc.report import write_report
 
 CLASSES = ["plane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 TEMPERATURES = ("paper", "unit", "fitted")
-SCORES = ("log_density", "max_posterior", "gradient_norm")
+SCORES = ("log_density", "span_density", "residual", "neighbours", "max_posterior", "gradient_norm")
+OLDER_SCORES = ("log_density", "max_posterior", "gradient_norm")
 
 
 def entry(values, intervals=None, curves=None, files=(), flags=(), **conditions):
@@ -65,12 +66,19 @@ def calibration_entry(temperatures=TEMPERATURES):
     return entry(values, curves=curves, flags=["saturated: 80% of the confidences are 1 with the paper's γ²"])
 
 
-def ood_entry(sets=("svhn", "interp", "cifar100", "celeba", "noise", "constant")):
+def ood_entry(sets=("svhn", "interp", "cifar100", "celeba", "noise", "constant"), *, older=False):
+    """`older`: all scores at all temperatures, and nothing of the acceptance."""
     values, intervals, curves = {}, {}, {}
     draw = np.random.default_rng(0)
+    for i, s in enumerate(() if older else ("test images", *sets)):
+        values |= {f"{s}/accepted": 0.95 - 0.1 * i, f"{s}/energy_in_span": 1.1, f"{s}/energy_outside_span": 5}
+        intervals[f"{s}/accepted"] = [0.945 - 0.1 * i, 0.955 - 0.1 * i]
+    rule = {"score": "span_density", "tpr": 0.95, "below": -7.25}
     for i, s in enumerate(sets):
-        for j, score in enumerate(SCORES):
+        for j, score in enumerate(OLDER_SCORES if older else SCORES):
             for k, t in enumerate(TEMPERATURES):
+                if not (older or score == "max_posterior" or t == "unit"):
+                    continue
                 name = f"{s}/{score}/{t}"
                 auroc = 0.95 - 0.05 * i - 0.02 * j - 0.01 * k
                 values |= {f"{name}/auroc": auroc, f"{name}/aupr": auroc - 0.02, f"{name}/fpr95": 1 - auroc}
@@ -83,7 +91,8 @@ def ood_entry(sets=("svhn", "interp", "cifar100", "celeba", "noise", "constant")
                     "inside": inside.tolist(),
                     "outside": outside.tolist(),
                 }
-    return entry(values, intervals, curves, positive="in-distribution")
+    told = {} if older else {"abstains": rule}
+    return entry(values, intervals, curves, positive="in-distribution", **told)
 
 
 def latent_entry(classes=CLASSES, points=2000):

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -12,9 +13,10 @@ from PIL import Image
 from conftest import make_model, tiny_config, tiny_data
 from gmmc import __version__, cli, hub, runs
 from gmmc.data import Dataset
+from gmmc.packing import pack, unpack
 from gmmc.train import train
 
-COMMANDS = ["train", "evaluate", "compare", "report", "sample", "predict", "export", "bench"]
+COMMANDS = ["train", "evaluate", "compare", "report", "sample", "predict", "calibrate", "export", "bench"]
 
 
 def gmmc(*arguments, capsys):
@@ -57,7 +59,9 @@ def test_train_evaluate_sample_predict(tmp_path, capsys):
     assert status == 0
     assert "top1" in told
     assert "svc_agreement" in told
-    assert "inverted  log_density    fitted" in told
+    assert re.search(r"inverted +log_density +unit", told)
+    assert re.search(r"inverted +max_posterior +fitted", told)
+    assert re.search(r"test images +0\.\d+ \[.*\]", told)  # the share that it accepts
     status, told, _ = gmmc("report", out, capsys=capsys)
     assert (status, told) == (0, f"{out / 'report.html'}\n")
     assert (out / "report.html").stat().st_size > 10_000
@@ -94,7 +98,7 @@ def test_your_own_photos(tmp_path, capsys):
     assert "26 training images in batches of 16 make 30 updates in all" in err
     status, told, _ = gmmc("evaluate", out, capsys=capsys)
     assert status == 0
-    assert "constant  log_density" in told
+    assert re.search(r"constant +log_density", told)
     assert "not measured: a map of features needs 11 test images" in told
     photo = tmp_path / "photos" / "bright" / "3.png"
     status, told, err = gmmc("predict", out, photo, "--json", capsys=capsys)
@@ -149,7 +153,7 @@ def test_predictions_as_json_are_the_model_s(run, tmp_path, capsys):
     paths = sorted(tmp_path.glob("*_seed*"))
     status, out, _ = gmmc("predict", run, *paths, "--json", "--device", "cpu", capsys=capsys)
     assert status == 0
-    model = package.load(run)
+    model = runs.load(run)
     for path, line in zip(paths, out.splitlines(), strict=True):
         answer = json.loads(line)
         pixels = package.data.files.read_image(path, model.shape)[None]
@@ -173,7 +177,12 @@ def test_an_image_like_no_other_is_not_named(run, tmp_path, capsys):
     assert status == 0
     assert "not like the training images (nearest: " in out
     assert "accepted from" in out
-    for score, words in (("max_posterior", "log odds"), ("gradient_norm", "-gradient norm")):
+    for score, words in (
+        ("max_posterior", "log odds"),
+        ("gradient_norm", "-gradient norm"),
+        ("span_density", "log p(x) in span"),
+        ("neighbours", "-distance"),
+    ):
         _, out, _ = gmmc("predict", run, tmp_path / "noise.png", "--score", score, capsys=capsys)
         assert words in out.splitlines()[0]
 
@@ -391,3 +400,60 @@ def test_an_error_of_ours_is_not_hidden(monkeypatch, run, capsys):
     monkeypatch.setattr("gmmc.commands.evaluate_run", broken)
     with pytest.raises(ZeroDivisionError):
         cli.main(["evaluate", str(run)])
+
+
+class TestCalibrate:
+    @pytest.fixture
+    def old(self, run, tmp_path):
+        """A run of an older version: densities of its reference at the fitted γ², no training features."""
+        folder = tmp_path / "old"
+        shutil.copytree(run, folder)
+        tensors, info, _ = unpack(folder / "model.safetensors")
+        del info[runs.DENSITY_GAMMA2], tensors[runs.NEIGHBOURS]
+        for name in ("span_density", "residual", "neighbours"):
+            del tensors[f"{runs.REFERENCE}{name}"]
+        (folder / "model.safetensors").write_bytes(pack(tensors, info)[0])
+        return folder
+
+    def test_an_older_run_is_refused_with_the_command_that_helps(self, old, run, tmp_path, capsys):
+        Image.new("L", (8, 8)).save(tmp_path / "black.png")
+        status, _, err = gmmc("predict", old, tmp_path / "black.png", capsys=capsys)
+        assert status == 2
+        assert "no threshold for the score 'log_density'" in err
+        assert "`gmmc calibrate RUN`" in err
+        assert err.count("\n") == 1
+        assert gmmc("evaluate", old, "ood", capsys=capsys)[0] == 0
+        status, told, _ = gmmc("calibrate", old, "--device", "cpu", capsys=capsys)
+        assert status == 0
+        assert "abstains where log_density is below" in told
+        wanted, found = runs.load(run), runs.load(old)
+        assert found.reference.scores.keys() == wanted.reference.scores.keys()
+        assert found.reference.threshold("log_density", 0.95) == pytest.approx(
+            wanted.reference.threshold("log_density", 0.95), rel=1e-5
+        )
+        assert gmmc("predict", old, tmp_path / "black.png", capsys=capsys)[0] == 0
+
+    def test_another_score_becomes_the_model_s_own(self, old, capsys):
+        status, told, _ = gmmc("calibrate", old, "--score", "neighbours", "--tpr", 0.9, capsys=capsys)
+        assert status == 0
+        assert "abstains where neighbours is below" in told
+        model = runs.load(old)
+        assert (model.abstains_by, model.cfg.abstain.tpr) == ("neighbours", 0.9)
+        assert 'score = "neighbours"' in (old / "config.toml").read_text()
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["cifar10"], "RUN must be a run folder of your own"),
+            (["{old}/model.safetensors"], "RUN must be a run folder of your own"),
+            (["{old}", "--score", "beauty"], "score must be one of auto, log_density"),
+            (["{old}", "--tpr", "1"], "tpr must be at most 0.9999, got 1"),
+        ],
+    )
+    def test_bad_input_ends_in_one_line_and_changes_nothing(self, old, capsys, arguments, words):
+        before = (old / "model.safetensors").read_bytes()
+        status, _, err = gmmc("calibrate", *(a.format(old=old) for a in arguments), capsys=capsys)
+        assert status == 2
+        assert words in err
+        assert err.count("\n") == 1
+        assert (old / "model.safetensors").read_bytes() == before

@@ -99,7 +99,7 @@ class TestEvaluation:
         assert (told["score"], told["tpr"]) == ("log_density", 0.95)
 
     def test_every_set_score_and_temperature_has_its_numbers_intervals_and_histogram(self):
-        """Confidence at three temperatures, four scores at γ = 1; two energies per set, the test images too."""
+        """Confidence at three temperatures, four scores at γ = 1; two energies of each set and the test."""
         result = gmmc.evaluate(make_model(), tiny_data(), "ood", self.cfg)["ood"]
         assert len(result.values) == 2 * (3 + 4) * 3 + 3 * 2
         assert result.intervals.keys() <= result.values.keys()

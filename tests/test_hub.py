@@ -75,9 +75,10 @@ def test_scores_that_are_rounded_when_stored_are_told_as_they_are_read(digits, t
     model.calibrate(digits[1].valid.images, digits[1].valid.labels)
     again = gmmc.from_pretrained(gmmc.save_pretrained(model, tmp_path / "half"))
     told = json.loads((tmp_path / "half" / "config.json").read_text())
-    rule = again.cfg.abstain
-    assert told["threshold"] == again.reference.threshold(rule.score, rule.tpr)
-    assert told["threshold"] != model.reference.threshold(rule.score, rule.tpr)
+    score, tpr = again.abstains_by, again.cfg.abstain.tpr
+    assert told["score"] == score
+    assert told["threshold"] == again.reference.threshold(score, tpr)
+    assert told["threshold"] != model.reference.threshold(score, tpr)
 
 
 def test_predict_takes_the_folder(folder, digits, tmp_path, capsys):

@@ -14,7 +14,6 @@ from conftest import make_model, tiny_data
 from doc_blocks import DOCS, blocks_of, linked_files
 from gmmc import cli
 from gmmc.errors import InputError
-from gmmc.scores import density_and_confidence
 
 PAGE = DOCS / "other-tools.md"
 BLOCKS = blocks_of(PAGE)
@@ -95,9 +94,14 @@ class TestDetectors:
         cfg = gmmc.config.EvaluateConfig(ood=("interp",))
         ours = gmmc.evaluate(names["model"], names["data"], "ood", cfg)["ood"].values
         theirs = names["aurocs"]
-        scores = {"log p(x)": "log_density", "max p(y|x)": "max_posterior", "gradient norm": "gradient_norm"}
-        for name, score in {**scores, "energy": "log_density", "max softmax": "max_posterior"}.items():
-            assert theirs[name] == pytest.approx(ours[f"interp/{score}/fitted/auroc"], abs=2e-3), name
+        for name, place in {
+            "log p(x)": "log_density/unit",
+            "max p(y|x)": "max_posterior/fitted",
+            "gradient norm": "gradient_norm/unit",
+            "energy": "log_density/unit",
+            "max softmax": "max_posterior/fitted",
+        }.items():
+            assert theirs[name] == pytest.approx(ours[f"interp/{place}/auroc"], abs=2e-3), name
         assert theirs["max softmax, stored γ²"] < theirs["max softmax"]
 
     def test_fit_moves_the_scores_to_other_validation_images(self, names, digits):
@@ -124,8 +128,13 @@ class TestCalibrated:
         torch.testing.assert_close(
             logits.detach().softmax(1).amax(1).double(), answer.confidence, rtol=0, atol=1e-5
         )
-        values = density_and_confidence(logits.detach().double())["log_density"]
-        torch.testing.assert_close(values, answer.values, rtol=1e-4, atol=1e-4)
+        density = model.at(1.0)(data.test.images / 255).detach().logsumexp(1).double()
+        by_density = model.answer(data.test.images, score="log_density")
+        torch.testing.assert_close(density, by_density.values, rtol=1e-4, atol=1e-4)
+
+    def test_a_temperature_must_be_positive(self, digits):
+        with pytest.raises(InputError, match="gamma2 must be above 0, got 0"):
+            digits[0].at(0.0)
 
     def test_has_a_gradient_where_the_stored_posterior_is_exactly_1(self, digits):
         """What the page warns of: PGD on the stored γ² stands still."""

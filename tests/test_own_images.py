@@ -107,7 +107,7 @@ def with_interval(name: str) -> str:
 
 def aurocs(name: str) -> str:
     values = measured(name, "ood")["values"]
-    return ", ".join(f"{values[f'{other}/log_density/fitted/auroc']:.2f}" for other in ("svhn", "cifar100"))
+    return ", ".join(f"{values[f'{other}/log_density/unit/auroc']:.2f}" for other in ("svhn", "cifar100"))
 
 
 @pytest.mark.parametrize("name", ["cifar10-dis", "cifar10-joint", "cifar10"])

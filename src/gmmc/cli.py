@@ -231,9 +231,9 @@ def predict(
     tpr: Tpr = None,
     device: Device = "auto",
 ) -> None:
-    """Classify image files, and say which the model has not seen the like of.
+    """Classify image files, or abstain from those that are unlike the training images.
 
-    Names the class and p(y|x), calibrated on validation images. An image whose score is below that of nearly
+    Prints the class and p(y|x), calibrated on validation images. An image whose score is below that of nearly
     all validation images (all but 5%, or 1 - tpr) is answered with "not like the training images".
     """
     from gmmc.commands import load_model, predict_files
@@ -260,8 +260,8 @@ def calibrate(run: Run, score: Score = None, tpr: Tpr = None, device: Device = "
     assert model.reference is not None
     score, tpr = model.abstains_by, model.cfg.abstain.tpr
     print(
-        f"{run}: gamma2 = {model.reference.gamma2:.4g} on {model.reference.images} validation images; it abstains "
-        f"where {score} is below {model.reference.threshold(score, tpr):.4g} (tpr {tpr:g})"
+        f"{run}: gamma2 = {model.reference.gamma2:.4g} on {model.reference.images} validation images; "
+        f"it abstains where {score} is below {model.reference.threshold(score, tpr):.4g} (tpr {tpr:g})"
     )
 
 
@@ -269,7 +269,7 @@ def calibrate(run: Run, score: Score = None, tpr: Tpr = None, device: Device = "
 def export(run: Run, place: Place, opset: Opset = None) -> None:
     """Write a model for use elsewhere: one ONNX graph, or a folder in the layout of the Hugging Face Hub.
 
-    .onnx: images in [0, 1] to logits, posterior and log_density, for any number of images and without torch;
+    .onnx: images in [0, 1] to logits, posterior and densities, for any number of images and without torch;
     class names, γ² and the threshold to abstain by are in its metadata. Checked with onnxruntime.
 
     A folder: model.safetensors, config.json and README.md, the model card with the numbers of results.json;

@@ -14,8 +14,8 @@ from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.heads import HEADS
 from gmmc.pixels import Shape, as_batch, to_signed, to_unit
-from gmmc.sampling import BOX, SAMPLERS, Chains, Mover, Noise, SeededNoise, descend
 from gmmc.randomness import generator
+from gmmc.sampling import BOX, SAMPLERS, Chains, Mover, Noise, SeededNoise, descend
 from gmmc.scores import Tempered, batched, feature_scores, features, fit_gamma2, gradient_norms, logits_at
 from gmmc.starts import GaussianStart, UniformStart
 

@@ -67,7 +67,7 @@ def print_result(name: str, result: Any, folder: Path) -> None:
 
 
 def print_places(result: Any) -> None:
-    """A table for places of the same columns; where they are set/score/temperature, of one temperature each."""
+    """A table for places of the same columns; of set/score/temperature, one temperature per score."""
     tables: dict[tuple[int, str], dict[str, dict[str, str]]] = {}
     attacks: dict[str, dict[str, str]] = {}
     for key, value in result.values.items():

@@ -212,8 +212,8 @@ class SampleConfig(Section):
 class AbstainConfig(Section):
     """When a finished model abstains. Thresholds are fitted on validation images. See scores.py."""
 
-    # auto: span_density after training by chains that walk to a class mean, where more than half of the energy
-    # of validation images lies outside the span of the means; else log_density.
+    # auto: span_density after training by chains that walk to a class mean, where more than half of the
+    # energy of validation images lies outside the span of the means; else log_density.
     score: Literal[
         "auto", "log_density", "span_density", "residual", "neighbours", "max_posterior", "gradient_norm"
     ] = field(default="auto", metadata=PLACE)

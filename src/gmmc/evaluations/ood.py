@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from gmmc.abstention import NEIGHBOURS
@@ -103,7 +102,7 @@ def neighbours(model: nn.Module) -> dict[str, Any]:
 
 
 def add_summary(name: str, scores: Scores, rule: dict[str, Any], values: dict, ranges: dict) -> None:
-    """Add what concerns one set alone: the share of it that is accepted, and both parts of a median energy."""
+    """Add what concerns one set alone: the share that is accepted, and both parts of a median energy."""
     if rule:
         kept = "fitted" if rule["score"] == "max_posterior" else "unit"
         accepted = scores[rule["score"], kept] >= rule["below"]

@@ -112,7 +112,7 @@ def group(name: str, title: str, run: Run, keys: Sequence[str]) -> list[Line]:
 
 
 def other_images(run: Run) -> list[Line]:
-    """AUROCs by log p(x) and by the score that the model abstains by, and what share of each set it accepts."""
+    """AUROCs by log p(x) and by the score that the model abstains by, and the share of each set accepted."""
     places, entry, told = Places([run]), run.results.get("ood"), rule(run)
     lines = []
     for score in dict.fromkeys((DENSITY, str(told.get("score", DENSITY)))):
@@ -121,7 +121,7 @@ def other_images(run: Run) -> list[Line]:
             title = f"Other images: AUROC of {SCORES.get(score, score)}, {TEMPERATURES.get(t, t)}"
             labels = {f"{s}/{score}/{t}/auroc": SETS.get(s, s) for s in places.sets}
             lines += [Line(title, kind="group"), *value_lines([entry], labels)]
-    accepted = {f"{s}/accepted": SETS.get(s, s) for s in (INSIDE, *places.sets)}
+    accepted = {f"{s}/accepted": f"{SETS.get(s, s)}: accepted" for s in (INSIDE, *places.sets)}
     shares = value_lines([entry], accepted) if told else []
     if shares:
         score = SCORES.get(str(told["score"]), str(told["score"]))

@@ -7,7 +7,9 @@ from decimal import Decimal
 from typing import Any
 
 MISSING = "–"
-FRACTION = re.compile(r"(^|_)(top\d|ece|accuracy|agreement|saturated|fpr95|share|fraction|rate|clean|accepted)($|_)")
+FRACTION = re.compile(
+    r"(^|_)(top\d|ece|accuracy|agreement|saturated|fpr95|share|fraction|rate|clean|accepted)($|_)"
+)
 # fractions too, but the field writes them as .84; a density may pass 1
 RANKING = {"auroc", "aupr", "precision", "recall", "density", "coverage"}
 SCORES = {"fid", "inception_score"}

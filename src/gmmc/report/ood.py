@@ -31,7 +31,9 @@ SETS = {
 }
 MEASURES = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR at 95% TPR"}
 TEMPERATURES = {"fitted": "fitted γ²", "unit": "γ = 1", "paper": "the paper’s γ²"}
-CONFIDENCE = "max_posterior"  # at the first temperature there is; all other scores at γ = 1 where they have it
+CONFIDENCE = (
+    "max_posterior"  # at the first temperature there is; all other scores at γ = 1 where they have it
+)
 
 
 class Places:
@@ -48,7 +50,6 @@ class Places:
             for score in self.scores
         }
         self.measures = _ordered((place[3] for place in places), MEASURES)
-
 
     def at(self, score: str) -> str:
         """Temperature at which a score is shown first."""
@@ -104,8 +105,8 @@ def out_of_distribution(name: str, runs: Sequence[Run], _: int) -> list[Group]:
 
 
 PARTS = (
-    "E is the sum of two parts: one inside the span of the class means, which tells the classes apart, and one "
-    "outside of it, which is the same for every class."
+    "E is the sum of two parts: one inside the span of the class means, which tells the classes apart, and "
+    "one outside of it, which is the same for every class."
 )
 HEIGHTS = "Each histogram is scaled to its own height; the bins at the ends also hold what lies beyond."
 LEGEND = (
@@ -114,9 +115,7 @@ LEGEND = (
 )
 
 
-def score_table(
-    name: str, runs: Sequence[Run], places: Places, at: Mapping[str, str], measure: str
-) -> Table:
+def score_table(name: str, runs: Sequence[Run], places: Places, at: Mapping[str, str], measure: str) -> Table:
     """Rows: score and model; columns: sets. Published AUROCs stand below the score they belong to.
 
     `at`: the scores to show, and the temperature of each.
