@@ -19,6 +19,7 @@ SETS = {
     "constant": "Constant",
     "inverted": "Inverted",
     "rotated": "Rotated",
+    "cutout": "Cut-out",
 }
 MEASURES = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR at 95% TPR"}
 TEMPERATURES = {
