@@ -262,6 +262,7 @@ class Learner:
             "precision": self.precision,
             "engine": self.updater.how,
             "data_sha256": self.data.fingerprint,
+            "held_out_sha256": self.data.held_out_fingerprint,
             "commit": provenance.commit(),
         }
         if self.start:
@@ -319,6 +320,7 @@ class Learner:
             "precision": self.precision,
             "processes": self.fabric.world_size,
             "data": self.data.fingerprint,
+            "held_out": self.data.held_out_fingerprint,
             "start": self.start,
         }
         return State(self.step, _copied(tensors), _copied(shard), info)
