@@ -42,9 +42,10 @@ def test_the_gradient_is_that_of_equation_7():
 def test_without_samples_it_is_the_centre_regression_of_equation_5():
     model = make_model()
     real, _, _ = batches()
-    loss, (energies, sampled, _) = loss_of(model, real, None, None, 0.0)
+    loss, (energies, contrast, sampled, _) = loss_of(model, real, None, None, 0.0)
     assert torch.allclose(loss, mean_energy(model, *real))
     assert torch.allclose(energies.mean(), loss)
+    assert contrast is None
     assert sampled is None
 
 
@@ -103,7 +104,7 @@ def test_every_objective_and_shape(name, shape):
 def test_what_is_recorded_comes_per_sample_and_unshaped():
     model = make_model(objective={"shape": "cap", "bound": 1.0})
     real, _, sampled = batches()
-    loss, (energies, sampled_energies, correct) = loss_of(model, real, None, sampled, 0.5)
+    loss, (energies, _, sampled_energies, correct) = loss_of(model, real, None, sampled, 0.5)
     assert energies.shape == sampled_energies.shape == correct.shape == (6,)
     assert sampled_energies.min() > 1.0
     assert torch.allclose(loss, energies.mean() - 0.5)

@@ -130,7 +130,7 @@ class Learner:
         self._share_statistics()
         if self.average:
             self.average.update(self.model, self.step)
-        self.meter.add(outcome.real, outcome.sampled, outcome.correct, norm, limit=self.updater.loss.limit)
+        self.meter.add(*outcome, norm, limit=self.updater.loss.limit)
         self.step += 1
 
     def _share_statistics(self) -> None:
@@ -339,7 +339,7 @@ class Learner:
         self.updater.begin(phase, state.part("optimizer"))
         if self.buffer:
             self.buffer.load_state_dict(state.part("buffer"))
-        self.meter.sums.copy_(state.tensors["meter.sums"])
+        self.meter.restore(state.tensors["meter.sums"])
 
 
 @functools.lru_cache(maxsize=1)

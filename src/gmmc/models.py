@@ -242,7 +242,7 @@ class Classifier(nn.Module):
 
     @property
     def sampling_precision(self) -> str:
-        """Precision of fresh chains on this device, where `train.precision=auto` may differ from the training.
+        """Precision of fresh chains; `train.precision=auto` is resolved on the present device.
 
         The plain sampler is always fp32.
         """

@@ -99,6 +99,7 @@ class Outcome(NamedTuple):
     """Of each image, for the record: without gradients."""
 
     real: Tensor  # unit energies
+    contrast: Tensor | None  # None where the objective has no contrast images, or β = 0
     sampled: Tensor | None
     correct: Tensor  # whether a real image is assigned its class
 
@@ -135,8 +136,9 @@ class Loss:
         )
         loss = OBJECTIVES[self.cfg.name](terms, self.cfg, beta)
         correct = self.head(features[0].detach()).argmax(-1) == y
-        record = None if sampled_energies is None else sampled_energies.detach()
-        return loss, Outcome(terms.real.detach(), record, correct)
+        contrast_record = None if terms.contrast is None else terms.contrast.detach()
+        sampled_record = None if sampled_energies is None else sampled_energies.detach()
+        return loss, Outcome(terms.real.detach(), contrast_record, sampled_record, correct)
 
     def shaped(self, energies: Tensor) -> Tensor:
         return SHAPES[self.cfg.shape](cap(energies, self.limit), self.cfg.bound)
