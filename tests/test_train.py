@@ -210,6 +210,40 @@ def test_a_bad_recipe_leaves_nothing_behind(tmp_path, data, sections, message):
     assert not (tmp_path / "run").exists()
 
 
+CUT_OUT = {"generative": {"cutout": 4}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "warned"),
+    [
+        ({**CUT_OUT, "objective": {"name": "balanced"}}, True),
+        ({**CUT_OUT, "objective": {"name": "split"}}, True),
+        ({**CUT_OUT, "objective": {"name": "balanced"}, "contrast": {"cutout": 3}}, True),
+        ({**CUT_OUT, "objective": {"name": "balanced"}, "contrast": {"cutout": 4}}, False),
+        ({**CUT_OUT, "objective": {"name": "balanced", "anchor_on": "contrast"}}, False),
+        ({**CUT_OUT, "objective": {"name": "balanced", "anchor": 0.0}}, False),
+        ({**CUT_OUT, "objective": {"name": "balanced"}, "train": {"beta": 0.0}}, False),
+        ({**CUT_OUT, "objective": {"name": "split"}, "train": {"beta": 1.0}}, False),
+        (CUT_OUT, False),  # gmmc has no other images
+        ({"discriminative": {"cutout": 4}, "objective": {"name": "balanced"}}, False),
+        (
+            {
+                **CUT_OUT,
+                "objective": {"name": "balanced"},
+                "model": {"head": "linear"},
+                "sampler": {"name": "sgld"},
+            },
+            False,
+        ),
+    ],
+)
+def test_a_density_that_will_learn_cut_outs_is_warned_of(data, sections, warned):
+    learner = make_learner(tiny_config(**sections), data)
+    lines = [line for line in telling.beginning(learner) if "generative.cutout=4" in line]
+    assert len(lines) == warned
+    assert all("objective.anchor_on=contrast" in line for line in lines)
+
+
 def test_a_metric_s_line_is_worth_its_name(data):
     """Force ratio R = β√(Ē′/Ē) and chain age in sampler steps, from the numbers beside them."""
     learner = make_learner(tiny_config(discriminative={"epochs": 0}, buffer={"reinit": 0.0}), data)
