@@ -103,7 +103,8 @@ def cifar10_table() -> str:
         f"WRN-28-4, {trained[0]['updates']:,} updates at β = 0 on one {conditions['hardware']}, one seed "
         f"each, commit {conditions['commit'][:10]}. log p(x) at γ = 1, γ² fitted on "
         f"{conditions['fitted_on']}. Images: test {conditions['images']:,}, {sets}. "
-        "*In italics*: published for a WRN-28-10 after 150 epochs, not measured by us. Conditions and intervals: [results/](results/cifar10-dis.json)."
+        "*In italics*: published for a WRN-28-10 after 150 epochs, not measured by us. Conditions and "
+        "intervals: [results/](results/cifar10-dis.json)."
     )
     return f"{table(header, rows)}\n{told}\n"
 

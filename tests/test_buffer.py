@@ -84,7 +84,8 @@ def test_small_moves_survive_storage():
 @pytest.mark.parametrize("reinit", [0.0, 0.5])
 def test_chains_of_the_labels_of_a_batch(reinit):
     buffer, source = make(reinit=reinit)
-    wanted = torch.tensor([3, 0, 3, 3, 4, 0, 3, 3, 3, 3, 3, 3])  # ten of a class that has ten
+    wanted = torch.tensor([3, 0, 3, 3, 4, 0, 3, 3, 3, 3, 3, 3, 3])
+    assert (wanted == 3).sum() == (buffer.labels == 3).sum() == 10  # all chains of a class
     for _ in range(20):
         drawn = buffer.draw(len(wanted), source, wanted)
         assert torch.equal(drawn.labels, wanted)

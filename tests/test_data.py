@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import tiny_data
 from gmmc import data
 from gmmc.config import AugmentConfig, DataConfig
 from gmmc.data import Dataset, LabelledImages, from_arrays, hold_out, outside
@@ -45,6 +46,32 @@ def test_the_fingerprint_is_of_what_is_learned_from():
     assert notes.fingerprint == sets.fingerprint
     assert dataset([0, 1, 0]).fingerprint != sets.fingerprint
     assert dataset([0, 1, 1], ["a", "c"]).fingerprint != sets.fingerprint
+
+
+def test_the_second_fingerprint_is_of_all_other_images():
+    """It is blind to training images, and sees which image is held out for what."""
+    sets = tiny_data()
+    found = {sets.held_out_fingerprint}
+    for part in ("valid", "test"):
+        old = getattr(sets, part)
+        for changed in (
+            LabelledImages(old.images.clone().index_fill_(0, torch.tensor([3]), 7), old.labels),
+            LabelledImages(old.images, old.labels.roll(1)),
+            old[:-1],
+            old[:0],
+        ):
+            other = dataclasses.replace(sets, **{part: changed})
+            assert other.fingerprint == sets.fingerprint
+            found.add(other.held_out_fingerprint)
+    found.add(dataclasses.replace(sets, valid=sets.test, test=sets.valid).held_out_fingerprint)
+    together = (
+        torch.cat([sets.valid.images, sets.test.images]),
+        torch.cat([sets.valid.labels, sets.test.labels]),
+    )
+    whole = LabelledImages(*together)
+    found.add(dataclasses.replace(sets, valid=whole[:13], test=whole[13:]).held_out_fingerprint)
+    assert len(found) == 11
+    assert dataclasses.replace(sets, train=sets.train[3:]).held_out_fingerprint == sets.held_out_fingerprint
 
 
 def test_hold_out_splits_without_loss():

@@ -293,7 +293,10 @@ def test_updates_agree_with_the_plain_ones(way, sections):
     data = tiny_data(channels=3, size=8)
     fast, plain = (trained(kind, data, "cuda", **copy.deepcopy(sections)) for kind in (way, "plain"))
     lines = [learner.report()[0] for learner in (fast, plain)]
-    for key in ("real_energy", "sampled_energy", "grad_norm", "weight_norm"):
+    assert lines[0].keys() == lines[1].keys()
+    for key in {"real_energy", "contrast_energy", "sampled_energy", "grad_norm", "weight_norm"} & lines[
+        1
+    ].keys():
         assert lines[0][key] == pytest.approx(lines[1][key], rel=0.02), key
     assert lines[0]["chain_age"] == lines[1]["chain_age"]
     again = trained(way, data, "cuda", **copy.deepcopy(sections))

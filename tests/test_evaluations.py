@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -7,6 +8,7 @@ from torch import nn
 
 import gmmc
 from conftest import make_model, tiny_config, tiny_data
+from gmmc import cli
 from gmmc.commands import evaluate_run
 from gmmc.config import DataConfig, EvaluateConfig
 from gmmc.data import LabelledImages
@@ -339,6 +341,28 @@ def test_a_run_is_not_measured_on_data_it_was_not_trained_on(tmp_path):
     train(tiny_config(), tmp_path / "run", half)
     with pytest.raises(InputError, match="was not trained on the digits"):
         dict(evaluate_run(str(tmp_path / "run"), [], "cpu"))
+
+
+@pytest.mark.parametrize("part", ["valid", "test"])
+def test_changed_held_out_images_are_flagged_in_every_result(tmp_path, part, capsys):
+    """Each result, and its printed lines; not with the same images, nor for a model of an older version."""
+    digits = gmmc.data.load(DataConfig(), seed=0)
+    run, flag = tmp_path / "run", "validation or test images are not those of the training"
+    other = dataclasses.replace(digits, **{part: getattr(digits, part)[1:]})
+    train(tiny_config(train={"batch_size": 128}, buffer={"size": 200}), run, other)
+    with pytest.raises(SystemExit):
+        cli.main(["evaluate", str(run), "accuracy", "calibration", "--device", "cpu"])
+    assert capsys.readouterr().out.count(f"! {flag}") == 2
+    results = json.loads((run / "results.json").read_text())
+    for name in ("accuracy", "calibration"):
+        assert any(line.startswith(flag) for line in results[name]["flags"]), name
+    model = gmmc.load(run)
+    for trained, data in (
+        (model.trained, other),
+        ({k: v for k, v in model.trained.items() if k != "held_out_sha256"}, digits),
+    ):
+        model.trained = trained
+        assert not any(flag in line for line in gmmc.evaluate(model, data, "accuracy")["accuracy"].flags)
 
 
 def test_results_on_arrays_are_kept_where_the_report_finds_them(tmp_path):

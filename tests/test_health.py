@@ -10,7 +10,8 @@ import gmmc.train
 from conftest import make_learner, tiny_config, tiny_data
 from gmmc import health, rollback, runs
 from gmmc.errors import Diverged, InputError, Interrupted
-from gmmc.learner import Learner
+from gmmc.learner import Learner, epoch_order
+from gmmc.pixels import as_unit
 from gmmc.progress import Progress
 from gmmc.train import Loop, train
 
@@ -35,7 +36,9 @@ class TestVerdict:
         assert health.trouble(self.healthy, tiny_config()) is None
         assert health.trouble({}, tiny_config()) is None
 
-    @pytest.mark.parametrize("key", ["real_energy", "sampled_energy", "grad_norm", "weight_norm"])
+    @pytest.mark.parametrize(
+        "key", ["real_energy", "contrast_energy", "sampled_energy", "grad_norm", "weight_norm"]
+    )
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("on", [True, False])
     def test_what_is_not_finite_always_is(self, key, value, on):
@@ -101,10 +104,53 @@ def test_the_force_ratio_of_each_objective():
 def test_beyond_a_cap_a_sample_pushes_no_harder():
     meter = health.Meter(torch.device("cpu"))
     real, sampled = torch.full((4,), 4.0), torch.tensor([9.0, 9.0, 1e6, 1e9])
-    meter.add(real, sampled, real > 0, torch.tensor(1.0), limit=9.0)
+    meter.add(real, None, sampled, real > 0, torch.tensor(1.0), limit=9.0)
     line = health.summary(meter.sums.tolist(), [4.0, 4.0, 0.0, 0.0], tiny_config(), 0.5)
     assert line["sampled_energy"] > 1e8
     assert line["force_ratio"] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("name", ["split", "balanced"])
+def test_samples_are_balanced_against_contrast_images(name, data):
+    """Class images are noise, contrast images clean: both energies are logged, and R follows the latter."""
+    cfg = tiny_config(
+        objective={"name": name, "anchor": 0.3},
+        discriminative={"epochs": 0},
+        generative={"noise": 100.0},
+        buffer={"chains": 8},
+    )
+    learner = make_learner(cfg, data)
+    expected, count = [], 3
+    for _ in range(count):
+        order = epoch_order(len(data.train), cfg.train.seed, 0, learner.device)
+        clean = data.train[order[16 * learner.step : 16 * learner.step + 8]]  # the first half of a batch
+        with torch.no_grad():
+            features = learner.model.features(as_unit(clean.images))
+            expected.append(learner.model.head.unit_energy(features, clean.labels).mean().item())
+        learner.update()
+    line, _ = learner.report()
+    assert line["contrast_energy"] == pytest.approx(sum(expected) / count, rel=1e-5)
+    assert abs(line["contrast_energy"] / line["real_energy"] - 1) > 0.05
+    pull = 1.0 if name == "split" else 0.5 + 0.3  # of balanced: β + anchor
+    ratio = line["sampled_energy"] / line["contrast_energy"]
+    assert line["force_ratio"] == pytest.approx(0.5 / pull * ratio**0.5)
+
+
+def test_a_state_without_sums_of_contrast_images_is_restored(data):
+    cfg = tiny_config(objective={"name": "split"}, discriminative={"epochs": 0})
+    before, after = make_learner(cfg, data), make_learner(cfg, data)
+    before.update()
+    state = before.state()
+    line = before.report()[0]
+    state.tensors["meter.sums"] = state.tensors["meter.sums"][:8]
+    after.update()  # what it has summed itself must go
+    after.restore(state)
+    restored = after.report()[0]
+    assert "contrast_energy" not in restored
+    for key in ("real_energy", "sampled_energy", "accuracy", "grad_norm"):
+        assert restored[key] == line[key], key
+    after.update()
+    assert after.report()[0]["contrast_energy"] > 0
 
 
 def test_looking_does_not_wait_for_the_device_between_lines(data, monkeypatch):
@@ -118,7 +164,7 @@ def test_looking_does_not_wait_for_the_device_between_lines(data, monkeypatch):
     for name in ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, forbidden)
     learner.buffer.draw(4, torch.Generator())
-    learner.meter.add(torch.ones(3), torch.ones(3), torch.ones(3), torch.ones(()), limit=9.0)
+    learner.meter.add(*torch.ones(4, 3), torch.ones(()), limit=9.0)
     learner.average.update(learner.model, 3)
     learner.buffer.census(settled_after=1, limit=1.0)
 

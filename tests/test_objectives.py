@@ -42,9 +42,10 @@ def test_the_gradient_is_that_of_equation_7():
 def test_without_samples_it_is_the_centre_regression_of_equation_5():
     model = make_model()
     real, _, _ = batches()
-    loss, (energies, sampled, _) = loss_of(model, real, None, None, 0.0)
+    loss, (energies, contrast, sampled, _) = loss_of(model, real, None, None, 0.0)
     assert torch.allclose(loss, mean_energy(model, *real))
     assert torch.allclose(energies.mean(), loss)
+    assert contrast is None
     assert sampled is None
 
 
@@ -78,6 +79,22 @@ def test_balanced_is_cross_entropy_and_an_even_difference(head):
     assert torch.allclose(loss_of(model, real, contrast, sampled, 0.3)[0], expected, rtol=1e-4)
 
 
+def test_the_anchor_pulls_class_images_or_contrast_images():
+    """Class images where β = 0: there are no others."""
+    real, contrast, sampled = batches()
+    plain, on_class, on_contrast = (
+        make_model(objective={"name": "balanced", **keys})
+        for keys in ({"anchor": 0.0}, {"anchor": 0.1}, {"anchor": 0.1, "anchor_on": "contrast"})
+    )
+    rest = loss_of(plain, real, contrast, sampled, 0.3)[0]
+    for model, images in ((on_class, real[0]), (on_contrast, contrast)):
+        pull = loss_of(model, real, contrast, sampled, 0.3)[0] - rest
+        assert torch.allclose(pull, 0.1 * mean_energy(model, images, real[1][: len(images)]), rtol=1e-4)
+    assert torch.equal(
+        loss_of(on_contrast, real, None, None, 0.0)[0], loss_of(on_class, real, None, None, 0.0)[0]
+    )
+
+
 def test_balanced_with_a_linear_head_is_softmax_training():
     model = make_model(model={"head": "linear"}, objective={"name": "balanced"}, sampler={"name": "sgld_jem"})
     real, _, _ = batches()
@@ -103,7 +120,7 @@ def test_every_objective_and_shape(name, shape):
 def test_what_is_recorded_comes_per_sample_and_unshaped():
     model = make_model(objective={"shape": "cap", "bound": 1.0})
     real, _, sampled = batches()
-    loss, (energies, sampled_energies, correct) = loss_of(model, real, None, sampled, 0.5)
+    loss, (energies, _, sampled_energies, correct) = loss_of(model, real, None, sampled, 0.5)
     assert energies.shape == sampled_energies.shape == correct.shape == (6,)
     assert sampled_energies.min() > 1.0
     assert torch.allclose(loss, energies.mean() - 0.5)

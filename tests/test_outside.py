@@ -9,7 +9,7 @@ from conftest import tiny_data
 from gmmc import data
 from gmmc.config import DataConfig
 from gmmc.data import Dataset, outside
-from gmmc.data.outside import GENERATED
+from gmmc.data.outside import GENERATED, find_outside
 from gmmc.errors import InputError
 from image_files import pictures, png, write_folder, write_shard, write_table
 
@@ -29,7 +29,7 @@ def test_as_many_as_test_images_of_their_shape_by_seed(name, channels):
     assert images.shape == sets.test.images.shape
     assert images.is_contiguous()
     assert torch.equal(images, outside(name, sets, seed=1))
-    drawn = name in ("noise", "constant", "interp")
+    drawn = name in ("noise", "constant", "interp", "cutout")
     assert torch.equal(images, outside(name, sets, seed=2)) != drawn
 
 
@@ -65,6 +65,26 @@ def test_inverting_and_rotating_can_be_undone():
     assert not torch.equal(turned, sets.test.images)
     assert torch.equal(turned.rot90(3, (2, 3)), sets.test.images)
     np.testing.assert_array_equal(turned[0, 1].numpy(), np.rot90(sets.test.images[0, 1].numpy()))
+
+
+def test_a_cut_out_image_is_its_own_behind_a_grey_square():
+    sets = tiny_data(channels=3, size=12)
+    images = outside("cutout", sets)
+    assert find_outside("cutout", sets).paired
+    sizes = set()
+    for image, original in zip(images, sets.test.images, strict=True):
+        grey = (image != original).any(0)
+        assert (image[:, grey] == 128).all()
+        rows, columns = grey.any(1).sum().item(), grey.any(0).sum().item()
+        assert torch.equal(grey, grey.any(1)[:, None] & grey.any(0))
+        sizes.add((rows, columns))
+    assert max(sizes) == (6, 6)  # half the side; less where the edge of the image cuts it
+    pixels = [
+        data.LabelledImages(part.images[:, :, :1, :1], part.labels)
+        for part in (sets.train, sets.valid, sets.test)
+    ]
+    with pytest.raises(InputError, match="cutout needs images of at least 2×2 pixels, got 1×1"):
+        outside("cutout", Dataset(*pixels, sets.class_names))
 
 
 def test_images_of_a_folder_are_cropped_and_resized_to_fit(tmp_path):
@@ -151,7 +171,7 @@ def test_the_digits_are_outside_of_other_sets():
         ),
         (
             "no/such/folder",
-            "'no/such/folder'; known are noise, constant, interp, inverted, rotated, digits, cifar10",
+            "'no/such/folder'; known are noise, constant, interp, inverted, rotated, cutout, digits, cifar10",
         ),
     ],
 )

@@ -40,6 +40,17 @@ def test_a_run_in_progress(tmp_path):
     assert any(svg["aria-label"].startswith("Energy over the updates") for svg in page.all("svg"))
 
 
+def test_the_panel_of_energies_shows_contrast_images_where_there_are_any(tmp_path):
+    plain = make_run(tmp_path / "plain", None, training_lines(300))
+    lines = [{**line, "contrast_energy": 3.0} for line in training_lines(300)]
+    contrasted = make_run(tmp_path / "contrasted", None, lines)
+    for runs, present in (([plain], False), ([contrasted], True), ([plain, contrasted], True)):
+        page = page_of(*runs, out=tmp_path / "p.html")
+        (energy,) = [svg for svg in page.all("svg") if svg["aria-label"].startswith("Energy over")]
+        assert ("contrast images" in energy["aria-label"]) == present
+        assert ('class="dotted"></i>contrast images' in (tmp_path / "p.html").read_text()) == present
+
+
 def test_a_run_that_nobody_trains_has_stopped(tmp_path):
     run = make_run(tmp_path / "run", None, training_lines(300), finished=False)
     with being_trained(run):

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -6,9 +7,10 @@ import torch
 
 import gmmc.train
 from conftest import make_learner, tiny_config, tiny_data
-from gmmc import core, runs
+from gmmc import core, runs, telling
 from gmmc.backbones import batch_norms
 from gmmc.errors import InputError
+from gmmc.packing import pack, unpack
 from gmmc.pixels import to_signed
 from gmmc.schedule import Plan
 from gmmc.train import train
@@ -124,6 +126,42 @@ def test_metrics_tell_the_story(tmp_path, data):
         assert ("valid_accuracy" in line) == (line["step"] % 4 == 0)
 
 
+def without_second_fingerprint(path):
+    """The file as an older version wrote it; the name of a state holds its hash."""
+    tensors, info, old = unpack(path)
+    info.pop("held_out") if "held_out" in info else info["trained"].pop("held_out_sha256")
+    content, new = pack(tensors, info)
+    path.unlink()
+    path.with_name(path.name.replace(old[:16], new[:16])).write_bytes(content)
+
+
+@pytest.mark.parametrize("part", ["valid", "test"])
+def test_other_held_out_images_are_refused(tmp_path, data, part):
+    cfg, out = tiny_config(), tmp_path / "run"
+    train(cfg, out, data)
+    other = dataclasses.replace(data, **{part: getattr(data, part)[1:]})
+    with pytest.raises(InputError, match="was trained with other validation or test images"):
+        train(cfg, out, other)
+    (out / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="was trained with other validation or test images"):
+        train(cfg, out, other)
+    assert train(cfg, out, data).trained["held_out_sha256"] == data.held_out_fingerprint
+
+
+def test_files_of_versions_without_the_second_fingerprint_are_taken(tmp_path, data, capsys):
+    cfg, out = tiny_config(), tmp_path / "run"
+    train(cfg, out, data)
+    without_second_fingerprint(out / "model.safetensors")
+    for path in (out / "resume").glob("step-*"):
+        without_second_fingerprint(path)
+    other = dataclasses.replace(data, valid=data.valid[1:])
+    train(cfg, out, other)
+    assert "already trained" in capsys.readouterr().out
+    (out / "model.safetensors").unlink()
+    train(cfg, out, other)
+    assert "resuming" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("every", "epochs"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])
 def test_validation_after_some_epochs_and_the_last(tmp_path, data, every, epochs):
     cfg = tiny_config(train={"valid_every": every}, generative={"epochs": 4})
@@ -170,6 +208,40 @@ def test_a_bad_recipe_leaves_nothing_behind(tmp_path, data, sections, message):
     with pytest.raises(InputError, match=message):
         train(tiny_config(**sections), tmp_path / "run", data)
     assert not (tmp_path / "run").exists()
+
+
+CUT_OUT = {"generative": {"cutout": 4}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "warned"),
+    [
+        ({**CUT_OUT, "objective": {"name": "balanced"}}, True),
+        ({**CUT_OUT, "objective": {"name": "split"}}, True),
+        ({**CUT_OUT, "objective": {"name": "balanced"}, "contrast": {"cutout": 3}}, True),
+        ({**CUT_OUT, "objective": {"name": "balanced"}, "contrast": {"cutout": 4}}, False),
+        ({**CUT_OUT, "objective": {"name": "balanced", "anchor_on": "contrast"}}, False),
+        ({**CUT_OUT, "objective": {"name": "balanced", "anchor": 0.0}}, False),
+        ({**CUT_OUT, "objective": {"name": "balanced"}, "train": {"beta": 0.0}}, False),
+        ({**CUT_OUT, "objective": {"name": "split"}, "train": {"beta": 1.0}}, False),
+        (CUT_OUT, False),  # gmmc has no other images
+        ({"discriminative": {"cutout": 4}, "objective": {"name": "balanced"}}, False),
+        (
+            {
+                **CUT_OUT,
+                "objective": {"name": "balanced"},
+                "model": {"head": "linear"},
+                "sampler": {"name": "sgld"},
+            },
+            False,
+        ),
+    ],
+)
+def test_a_density_that_will_learn_cut_outs_is_warned_of(data, sections, warned):
+    learner = make_learner(tiny_config(**sections), data)
+    lines = [line for line in telling.beginning(learner) if "generative.cutout=4" in line]
+    assert len(lines) == warned
+    assert all("objective.anchor_on=contrast" in line for line in lines)
 
 
 def test_a_metric_s_line_is_worth_its_name(data):

@@ -21,11 +21,18 @@ class Meter:
     """Sums over the updates since the last line, kept on the device: nothing waits for them."""
 
     def __init__(self, device: torch.device):
-        self.sums = torch.zeros(8, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(10, dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def add(
-        self, real: Tensor, sampled: Tensor | None, correct: Tensor, grad_norm: Tensor, *, limit: float
+        self,
+        real: Tensor,
+        contrast: Tensor | None,
+        sampled: Tensor | None,
+        correct: Tensor,
+        grad_norm: Tensor,
+        *,
+        limit: float,
     ) -> None:
         """`limit`: beyond it a sampled image pushes no harder."""
         zero = self.sums.new_zeros(())
@@ -39,8 +46,15 @@ class Meter:
                 zero if sampled is None else zero + len(sampled),
                 grad_norm.double(),
                 zero + 1,
+                zero if contrast is None else contrast.double().sum(),
+                zero if contrast is None else zero + len(contrast),
             ]
         )
+
+    def restore(self, sums: Tensor) -> None:
+        """Older states hold the first 8 sums, without those of contrast images."""
+        self.reset()
+        self.sums[: len(sums)] = sums
 
     def reset(self) -> None:
         self.sums.zero_()
@@ -48,15 +62,18 @@ class Meter:
 
 def summary(sums: list[float], census: list[float], cfg: Config, beta: float) -> dict[str, float]:
     """The means behind a Meter's sums and a buffer's census, both of all processes; for metrics.jsonl."""
-    real, correct, count, sampled, pushing, sampled_count, grad_norm, updates = sums
+    real, correct, count, sampled, pushing, sampled_count, grad_norm, updates, contrast, contrast_count = sums
     line: dict[str, float] = {}
     if count:
         line |= {"real_energy": real / count, "accuracy": correct / count, "grad_norm": grad_norm / updates}
     if not sampled_count:
         return line
+    if contrast_count:
+        line["contrast_energy"] = contrast / contrast_count
     line["sampled_energy"] = sampled / sampled_count
-    if anchored(cfg) and line["real_energy"] > 0:
-        line["force_ratio"] = force_ratio(line["real_energy"], pushing / sampled_count, beta, cfg)
+    pulled = line.get("contrast_energy", line["real_energy"])
+    if anchored(cfg) and pulled > 0:
+        line["force_ratio"] = force_ratio(pulled, pushing / sampled_count, beta, cfg)
     visits, chains, settled, bounded = census
     line["chain_age"] = visits / chains * cfg.sampler.steps
     if settled >= cfg.train.batch_size:  # of fewer a share says little
@@ -64,13 +81,15 @@ def summary(sums: list[float], census: list[float], cfg: Config, beta: float) ->
     return line
 
 
-def force_ratio(real: float, pushing: float, beta: float, cfg: Config) -> float:
+def force_ratio(pulled: float, pushing: float, beta: float, cfg: Config) -> float:
     """R = β√(Ē′/Ē): how hard samples push φ, relative to how hard real images pull it.
 
+    Ē is of the images that samples are balanced against: contrast images, or real ones where there are none.
     Under a cap E′ counts up to the cap. The balanced objective weighs both with β, and its anchor pulls too.
     """
     pull = beta + cfg.objective.anchor if cfg.objective.name == "balanced" else 1.0
-    return beta / pull * math.sqrt(max(pushing, 0.0) / real) if math.isfinite(pushing / real) else math.inf
+    ratio = pushing / pulled
+    return beta / pull * math.sqrt(max(ratio, 0.0)) if math.isfinite(ratio) else math.inf
 
 
 def settled_after(cfg: Config) -> int:
@@ -95,7 +114,7 @@ def bound(cfg: Config) -> float:
 
 def trouble(line: dict[str, Any], cfg: Config) -> str | None:
     """Why this is divergence, in a few words; None while all is well."""
-    watched = ("real_energy", "sampled_energy", "grad_norm", "weight_norm")
+    watched = ("real_energy", "contrast_energy", "sampled_energy", "grad_norm", "weight_norm")
     broken = [name for name in watched if not math.isfinite(line.get(name, 0.0))]
     if broken:
         return f"{broken[0].replace('_', ' ')} is not finite"

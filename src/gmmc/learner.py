@@ -130,7 +130,7 @@ class Learner:
         self._share_statistics()
         if self.average:
             self.average.update(self.model, self.step)
-        self.meter.add(outcome.real, outcome.sampled, outcome.correct, norm, limit=self.updater.loss.limit)
+        self.meter.add(*outcome, norm, limit=self.updater.loss.limit)
         self.step += 1
 
     def _share_statistics(self) -> None:
@@ -262,6 +262,7 @@ class Learner:
             "precision": self.precision,
             "engine": self.updater.how,
             "data_sha256": self.data.fingerprint,
+            "held_out_sha256": self.data.held_out_fingerprint,
             "commit": provenance.commit(),
         }
         if self.start:
@@ -320,6 +321,7 @@ class Learner:
             "precision": self.precision,
             "processes": self.fabric.world_size,
             "data": self.data.fingerprint,
+            "held_out": self.data.held_out_fingerprint,
             "start": self.start,
         }
         return State(self.step, _copied(tensors), _copied(shard), info)
@@ -338,7 +340,7 @@ class Learner:
         self.updater.begin(phase, state.part("optimizer"))
         if self.buffer:
             self.buffer.load_state_dict(state.part("buffer"))
-        self.meter.sums.copy_(state.tensors["meter.sums"])
+        self.meter.restore(state.tensors["meter.sums"])
 
 
 @functools.lru_cache(maxsize=1)

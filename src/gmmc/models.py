@@ -276,7 +276,10 @@ class Classifier(nn.Module):
 
     @property
     def sampling_precision(self) -> str:
-        """That of the training, unless the plain sampler is asked for."""
+        """Precision of fresh chains; `train.precision=auto` is resolved on the present device.
+
+        The plain sampler is always fp32.
+        """
         if not self._sampling_engine.copy:
             return "fp32"
         return engine.resolve_precision(self.cfg.train.precision, self.device)

@@ -68,13 +68,17 @@ def split(terms: Terms, cfg: ObjectiveConfig, beta: float | Tensor) -> Tensor:
 def balanced(terms: Terms, cfg: ObjectiveConfig, beta: float | Tensor) -> Tensor:
     """CE(x, y) + anchor·E(x, y) + β·[E(x_contrast, y) − h(E(x′, y′))]; a linear head has no anchor.
 
+    `anchor_on` chooses the images of the anchor. An anchor on class images makes them likely as they are
+    augmented, since no sample pushes against it: where these are cut out, the density learns grey squares.
     The class part moves p(y|x) only, and real and sampled energies weigh the same: the density is at rest
     where samples are as frequent as data, not twice as frequent as with β = 0.5 in `gmmc`.
     """
     has_means = terms.head.means is not None
     temperature, anchor = (cfg.temperature, cfg.anchor) if has_means else (1.0, 0.0)
     cross_entropy = F.cross_entropy(terms.head.logits_at(terms.features, temperature), terms.labels)
-    return cross_entropy + anchor * terms.real.mean() + beta * _difference(terms)
+    contrast = terms.contrast if cfg.anchor_on == "contrast" else None
+    anchored = terms.real if contrast is None else contrast
+    return cross_entropy + anchor * anchored.mean() + beta * _difference(terms)
 
 
 def _difference(terms: Terms) -> Tensor | float:
@@ -99,6 +103,7 @@ class Outcome(NamedTuple):
     """Of each image, for the record: without gradients."""
 
     real: Tensor  # unit energies
+    contrast: Tensor | None  # None where the objective has no contrast images, or β = 0
     sampled: Tensor | None
     correct: Tensor  # whether a real image is assigned its class
 
@@ -135,8 +140,9 @@ class Loss:
         )
         loss = OBJECTIVES[self.cfg.name](terms, self.cfg, beta)
         correct = self.head(features[0].detach()).argmax(-1) == y
-        record = None if sampled_energies is None else sampled_energies.detach()
-        return loss, Outcome(terms.real.detach(), record, correct)
+        contrast_record = None if terms.contrast is None else terms.contrast.detach()
+        sampled_record = None if sampled_energies is None else sampled_energies.detach()
+        return loss, Outcome(terms.real.detach(), contrast_record, sampled_record, correct)
 
     def shaped(self, energies: Tensor) -> Tensor:
         return SHAPES[self.cfg.shape](cap(energies, self.limit), self.cfg.bound)

@@ -17,7 +17,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Ood = Annotated[
     list[str] | None,
     typer.Option(
-        help="ood: a set of other images: noise, constant, interp, inverted, rotated, a named set, a "
+        help="ood: a set of other images: noise, constant, interp, inverted, rotated, cutout, a named set, a "
         "folder or a parquet file; repeat for several. Default: the recipe's."
     ),
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from gmmc.config import Config
 from gmmc.learner import Learner
 from gmmc.runs import State
 
@@ -15,11 +16,29 @@ def beginning(learner: Learner) -> Iterator[str]:
         more = cfg.discriminative.epochs
         rest = f"; {more} discriminative epochs follow, discriminative.epochs=0 leaves them out"
         yield f"beginning with the weights of {cfg.train.start}{rest if more else ''}"
+    if learns_cut_outs(cfg):
+        cure = "" if cfg.objective.name == "balanced" else "objective.name=balanced with "
+        yield (
+            f"generative.cutout={cfg.generative.cutout} is above contrast.cutout={cfg.contrast.cutout}: "
+            "log p(x) will rate grey squares as likely, since no sample pushes against them; "
+            f"{cure}objective.anchor_on=contrast avoids it"
+        )
     if total < FEW_UPDATES:
         yield (
             f"{len(learner.data.train)} training images in batches of {learner.batch_size} make {total} "
             "updates in all: if these are too few, raise the epochs or lower train.batch_size"
         )
+
+
+def learns_cut_outs(cfg: Config) -> bool:
+    """Whether energies of images behind larger squares than in the contrast are pulled down."""
+    objective = cfg.objective
+    pulled = {
+        "gmmc": False,  # its samples push against the same images
+        "split": cfg.train.beta < 1,
+        "balanced": cfg.model.head != "linear" and objective.anchor > 0 and objective.anchor_on == "class",
+    }
+    return cfg.samples and cfg.generative.cutout > cfg.contrast.cutout and pulled[objective.name]
 
 
 def moved(state: State, learner: Learner) -> str:

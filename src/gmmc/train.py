@@ -100,7 +100,7 @@ def load_state(folder: RunFolder, data: Dataset, fabric: "Fabric") -> tuple[Stat
     rank = 0 if is_leader() else fabric.global_rank
     state, complaints = folder.load_state(rank, fabric.world_size)
     if state:
-        check_same_data(state.info["data"], data, folder)
+        check_same_data(state.info["data"], state.info.get("held_out"), data, folder)
         folder.metrics()
     return state, complaints
 
@@ -280,16 +280,23 @@ def load_finished(folder: RunFolder, data: Dataset, device: torch.device) -> Cla
         if is_leader():
             print(f"{error}; it is made again from the last state", file=sys.stderr)
         return None
-    check_same_data(info["trained"]["data_sha256"], data, folder)
+    trained = info["trained"]
+    check_same_data(trained["data_sha256"], trained.get("held_out_sha256"), data, folder)
     if is_leader():
-        print(f"{folder.path} is already trained ({info['trained']['updates']} updates)")
+        print(f"{folder.path} is already trained ({trained['updates']} updates)")
     return runs.load(path, str(device))
 
 
-def check_same_data(fingerprint: str, data: Dataset, folder: RunFolder) -> None:
+def check_same_data(fingerprint: str, held_out: str | None, data: Dataset, folder: RunFolder) -> None:
+    """Refuse data that differ from those of an earlier call; `held_out`: None in files of older versions."""
     if fingerprint != data.fingerprint:
         raise InputError(
             f"{folder.path} was trained on other images or labels; give the same, or another --out"
+        )
+    if held_out not in (None, data.held_out_fingerprint):
+        raise InputError(
+            f"{folder.path} was trained with other validation or test images or labels; "
+            "give the same, or another --out"
         )
 
 

@@ -19,7 +19,8 @@ EVALUATED = {"valid_accuracy": "top1", "fresh_fid": "fresh/fid", "buffer_fid": "
 TRAINED = ("real_energy", "sampled_energy", "force_ratio", "bounded")
 # x and y of a curve, and where metrics.jsonl has them
 CURVES = (("seconds", "valid_accuracy"), ("fid_seconds", "buffer_fid"))
-HEALTH = ("real_energy", "sampled_energy", "grad_norm", "weight_norm")  # curves over the updates
+# curves over the updates
+HEALTH = ("real_energy", "contrast_energy", "sampled_energy", "grad_norm", "weight_norm")
 NOT_TRAINING = {"evaluate"}  # sections that say nothing about the training
 
 Settings = dict[str, dict[str, Any]]

@@ -162,6 +162,8 @@ class ObjectiveConfig(Section):
     bound: float = _number(100.0, above=0)  # where cap and huber set in, in unit energies
     temperature: float = _number(20.0, above=0)  # γ² in the cross-entropy of balanced (not of a linear head)
     anchor: float = _number(0.05, at_least=0, at_most=100)  # weight of E(x, y) beside that cross-entropy
+    # Images whose E(x, y) the anchor pulls; contrast: class images where β = 0, as there are no others.
+    anchor_on: Literal["class", "contrast"] = "class"
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from gmmc.config import DataConfig
 from gmmc.data import named, stored
+from gmmc.data.augment import cut_out
 from gmmc.data.digits import digits
 from gmmc.data.reading import fitted
 from gmmc.data.speaking import say
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
-from gmmc.pixels import as_uint8
+from gmmc.pixels import as_uint8, to_signed, to_unit
 from gmmc.randomness import generator
 
 
@@ -50,6 +51,15 @@ def rotated(images: Tensor, _: torch.Generator) -> Tensor:
     return images.rot90(1, (2, 3)).contiguous()
 
 
+def cutout(images: Tensor, source: torch.Generator) -> Tensor:
+    """A grey square of half the smaller side, at random in front of each image."""
+    height, width = images.shape[2:]
+    side = min(height, width) // 2
+    if side == 0:
+        raise InputError(f"cutout needs images of at least 2×2 pixels, got {width}×{height}")
+    return as_uint8(to_unit(cut_out(to_signed(images), side, source)))
+
+
 # From the test images: as many, and of their shape.
 GENERATED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "noise": noise,
@@ -57,10 +67,11 @@ GENERATED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "interp": interp,
     "inverted": inverted,
     "rotated": rotated,
+    "cutout": cutout,
 }
 
 
-PAIRED = {"interp", "inverted", "rotated"}  # image i is made from test image i
+PAIRED = {"interp", "inverted", "rotated", "cutout"}  # image i is made from test image i
 
 
 @dataclass(frozen=True)

@@ -106,14 +106,24 @@ class Dataset:
     @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of what a model learns from: a run is only gone on with on the same images and labels."""
-        digest = hashlib.sha256(repr((self.shape, self.class_names)).encode())
-        digest.update(self.train.images.contiguous().numpy().data)
-        digest.update(self.train.labels.contiguous().numpy().data)
-        return digest.hexdigest()
+        return _hash_of((self.shape, self.class_names), self.train)
+
+    @functools.cached_property
+    def held_out_fingerprint(self) -> str:
+        """Hash of the validation and test images, which a model is fitted to and measured on."""
+        return _hash_of((len(self.valid), len(self.test)), self.valid, self.test)
 
     @property
     def class_counts(self) -> Tensor:
         return self.train.labels.bincount(minlength=len(self.class_names))
+
+
+def _hash_of(facts: tuple, *parts: LabelledImages) -> str:
+    digest = hashlib.sha256(repr(facts).encode())
+    for part in parts:
+        digest.update(part.images.contiguous().numpy().data)
+        digest.update(part.labels.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def hold_out(data: LabelledImages, share: float, seed: int) -> tuple[LabelledImages, LabelledImages]:

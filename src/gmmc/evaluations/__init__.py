@@ -86,11 +86,11 @@ def one_by_one(
     for name in chosen:
         try:
             place = (folder,) if name in LONG else ()
-            yield name, tidy(EVALUATIONS[name](model, data, cfg, *place), data)
+            yield name, tidy(EVALUATIONS[name](model, data, cfg, *place), model, data)
         except InputError as error:
             if asked:
                 raise
-            yield name, tidy(Result({}, conditions(model), flags=[f"not measured: {error}"]), data)
+            yield name, tidy(Result({}, conditions(model), flags=[f"not measured: {error}"]), model, data)
 
 
 def check(model: nn.Module, data: Dataset) -> None:
@@ -122,14 +122,25 @@ def describe(shape: Shape, class_names: tuple[str, ...]) -> str:
     return f"{'×'.join(map(str, shape))} with the classes {names}"
 
 
-def tidy(result: Result, data: Dataset) -> Result:
+def tidy(result: Result, model: nn.Module, data: Dataset) -> Result:
     """With the data among its conditions, and without numbers that are none."""
     told = {"data": data.name, **result.conditions}
     if data.notes:
         told["data_notes"] = list(data.notes)
     sound = {key: value for key, value in result.values.items() if math.isfinite(value)}
     lost = [f"{key} is not a finite number and is left out" for key in result.values.keys() - sound.keys()]
-    return dataclasses.replace(result, values=sound, conditions=told, flags=[*result.flags, *sorted(lost)])
+    flags = [*doubts_of_held_out(model, data), *result.flags, *sorted(lost)]
+    return dataclasses.replace(result, values=sound, conditions=told, flags=flags)
+
+
+def doubts_of_held_out(model: nn.Module, data: Dataset) -> list[str]:
+    """Flag data whose training images are those of the model, and whose other images are not."""
+    if not isinstance(model, Classifier) or "held_out_sha256" not in model.trained:  # of an older version
+        return []
+    same = model.trained["held_out_sha256"] == data.held_out_fingerprint
+    if same or model.trained["data_sha256"] != data.fingerprint:
+        return []
+    return ["validation or test images are not those of the training, which its thresholds come from"]
 
 
 def choose(model: nn.Module, names: Iterable[str]) -> list[str]:

@@ -21,10 +21,11 @@ from matplotlib.ticker import (
 
 from gmmc.report.canvas import ACCENT, BAD, GOOD, INK, PAINT, RULE, RUNS, SOFT, draw, margins
 from gmmc.report.numbers import percent
-from gmmc.report.parts import Key
+from gmmc.report.parts import Key, Stroke
 
 # linear: from 0; energy: logarithmic where it spans decades, and it may be negative
 Scale = Literal["linear", "percent", "energy"]
+LINE_STYLES: dict[Stroke, Any] = {"solid": "-", "dashed": (0, (3.5, 2)), "dotted": (0, (1, 1.6))}
 CURVE_POINTS = 1200  # of a longer curve, the extremes of each stretch are drawn
 LEGEND_CLASSES = 20
 # Told apart with all common kinds of colour vision (Petroff 2021), and on white as on black.
@@ -41,7 +42,7 @@ class Curve:
     steps: list[int]
     values: list[float | None]
     colour: str
-    dashed: bool = False
+    stroke: Stroke = "solid"
 
 
 def over_updates(
@@ -53,8 +54,7 @@ def over_updates(
         for step in rollbacks:
             axes.axvline(step, color=BAD, linewidth=1, linestyle=(0, (2, 2)))
         for curve in curves:
-            style = (0, (3.5, 2)) if curve.dashed else "-"
-            axes.plot(*_thinned(curve), color=curve.colour, linestyle=style)
+            axes.plot(*_thinned(curve), color=curve.colour, linestyle=LINE_STYLES[curve.stroke])
         if scale == "percent":
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         elif scale == "energy" and spans_decades([value for curve in curves for value in curve.values]):

@@ -28,6 +28,7 @@ SETS = {
     "constant": "Constant",
     "inverted": "Inverted",
     "rotated": "Rotated",
+    "cutout": "Cut-out",
 }
 MEASURES = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR at 95% TPR"}
 TEMPERATURES = {"fitted": "fitted γ²", "unit": "γ = 1", "paper": "the paper’s γ²"}

@@ -65,13 +65,16 @@ class Table:
             self.lines.append(Line(row.model, cells, "published", self.note(row.citation), row.citation))
 
 
+Stroke = Literal["solid", "dashed", "dotted"]
+
+
 @dataclass(frozen=True)
 class Key:
     """A line of a legend."""
 
     label: str
     colour: str  # in CSS
-    dashed: bool = False
+    stroke: Stroke = "solid"
     glyph: str = ""  # instead of a line
 
 

@@ -176,7 +176,7 @@ def legend(run: Run, entry: Entry) -> list[Key]:
         if attack == WORST:
             keys.insert(0, Key(f"{text}, with its 95% interval", "var(--ink)"))
         elif attack == PAPER:
-            keys.append(Key(f"paper’s protocol: {text}", PAINT[look.colour], dashed=True))
+            keys.append(Key(f"paper’s protocol: {text}", PAINT[look.colour], stroke="dashed"))
         else:
             keys.append(Key(text, PAINT[look.colour], glyph=look.glyph))
     if printed_by_the_paper(run, entry):

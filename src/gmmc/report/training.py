@@ -5,20 +5,29 @@ from collections.abc import Sequence
 from typing import Any
 
 from gmmc.report import figures
-from gmmc.report.canvas import ACCENT, PAINT, RUNS, WARM
+from gmmc.report.canvas import ACCENT, GOOD, PAINT, RUNS, WARM
 from gmmc.report.figures import Curve, Scale
 from gmmc.report.numbers import duration, plain
-from gmmc.report.parts import Group, Key, Panel, Section
+from gmmc.report.parts import Group, Key, Panel, Section, Stroke
 from gmmc.report.reading import Run
 
-# title, the keys drawn solid and dashed with what they are, the scale
+# title, the keys drawn solid, dashed and dotted with what they are, the scale
 PANELS: tuple[tuple[str, tuple[tuple[str, str], ...], Scale], ...] = (
-    ("Energy", (("real_energy", "real images"), ("sampled_energy", "sampled images")), "energy"),
+    (
+        "Energy",
+        (
+            ("real_energy", "real images"),
+            ("sampled_energy", "sampled images"),
+            ("contrast_energy", "contrast images"),
+        ),
+        "energy",
+    ),
     ("Accuracy", (("valid_accuracy", "validation images"), ("accuracy", "training batches")), "percent"),
     ("Force ratio R", (("force_ratio", "push of samples / pull of real images"),), "linear"),
     ("Learning rate", (("lr", "learning rate"),), "linear"),
     ("β", (("beta", "weight of sampled energies"),), "linear"),
 )
+LOOKS: tuple[tuple[str, Stroke], ...] = ((ACCENT, "solid"), (WARM, "dashed"), (GOOD, "dotted"))
 
 
 def status(run: Run) -> str:
@@ -55,7 +64,7 @@ def training(runs: Sequence[Run]) -> Section:
     if len(runs) > 1:
         legend = [Key(run.name, PAINT[RUNS[i % len(RUNS)]]) for i, run in enumerate(runs) if run.metrics]
     if any("event" in line for run in runs for line in run.metrics):
-        legend.append(Key("the guard stepped in", "var(--bad)", dashed=True))
+        legend.append(Key("the guard stepped in", "var(--bad)", stroke="dashed"))
     empty = [run.name for run in runs if not run.metrics]
     missing = f"No metrics yet: {', '.join(empty)}." if empty else ""
     text = " ".join(filter(None, [explained(runs) if panels else "", missing]))
@@ -89,14 +98,12 @@ def curve_panel(
 ) -> Panel | None:
     curves, legend = [], {}
     for i, run in enumerate(runs):
-        for j, (key, meaning) in enumerate(keys):
-            curve = over_run(
-                run, key, RUNS[i % len(RUNS)] if len(runs) > 1 else (ACCENT, WARM)[j], dashed=j > 0
-            )
+        for (key, meaning), (colour, stroke) in zip(keys, LOOKS, strict=False):
+            curve = over_run(run, key, RUNS[i % len(RUNS)] if len(runs) > 1 else colour, stroke)
             if any(value is not None for value in curve.values):
                 curves.append(curve)
                 shade = "currentColor" if len(runs) > 1 else PAINT[curve.colour]
-                legend[meaning] = Key(meaning, shade, dashed=j > 0)
+                legend[meaning] = Key(meaning, shade, stroke)
     if not curves:
         return None
     rollbacks = [int(line["step"]) for run in runs for line in run.metrics if "event" in line]
@@ -106,7 +113,7 @@ def curve_panel(
     return Panel(title, svg=svg, legend=list(legend.values()))
 
 
-def over_run(run: Run, key: str, colour: str, *, dashed: bool) -> Curve:
+def over_run(run: Run, key: str, colour: str, stroke: Stroke) -> Curve:
     """The values of a key; the line breaks where training went back, and what was not finite is left out."""
     steps: list[int] = []
     values: list[float | None] = []
@@ -118,4 +125,4 @@ def over_run(run: Run, key: str, colour: str, *, dashed: bool) -> Curve:
         if "event" in line:
             steps.append(int(line["step"]))
             values.append(None)
-    return Curve(steps, values, colour, dashed)
+    return Curve(steps, values, colour, stroke)
