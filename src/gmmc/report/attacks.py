@@ -10,7 +10,7 @@ from gmmc.report.reading import Entry
 NORMS = {"linf": "L∞", "l2": "L2"}
 UNITS = {"linf": "/255", "l2": ""}
 PLACE = re.compile(r"(linf|l2)_(\d+(?:\.\d+)?)/([^/]+)/accuracy")  # {threat}/{attack}/accuracy
-PAPER, WORST = "paper_pgd", "worst_case"
+PAPER, WORST, AUTOATTACK = "paper_pgd", "worst_case", "autoattack"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ FAMILIES = (
             "apgd_t": "then APGD, targeted",
             "fab_t": "then FAB, targeted",
             "square": "Square alone (black box)",
-            "autoattack": "AutoAttack, all parts",
+            AUTOATTACK: "AutoAttack, all parts",
             "autoattack_parts": "these parts, not all of AutoAttack",
         },
         ("peers_linf", "peers"),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gmmc.report import published, sections, speed
-from gmmc.report.attacks import PAPER, WORST
+from gmmc.report.attacks import AUTOATTACK, PAPER, WORST
 from gmmc.report.numbers import MISSING, duration, plain, printed
 from gmmc.report.ood import SETS, TEMPERATURES, Places
 from gmmc.report.parts import NOT_OURS, Cell, Group, Line, Section, Table, cells, flags
@@ -66,6 +66,13 @@ GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
             Wanted("worst case of all attacks, L2 0.5", f"l2_0.5/{WORST}/accuracy"),
         ),
     ),
+    "autoattack": (
+        "AutoAttack",
+        (
+            Wanted("AutoAttack, L∞ 4/255 (four parts)", f"linf_4/{AUTOATTACK}/accuracy"),
+            Wanted("AutoAttack, L∞ 8/255 (four parts)", f"linf_8/{AUTOATTACK}/accuracy"),
+        ),
+    ),
     "samples": (
         "Samples",
         (
@@ -78,6 +85,7 @@ GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
         (
             Wanted("FID of fresh chains, none left out", "fresh/fid"),
             Wanted("KID of the same", "fresh/kid"),
+            Wanted("FID of their start, before any step", "start/fid"),
             Wanted("FID of the replay buffer as it is", "buffer/fid"),
             # What others print is mostly of selected images too.
             Wanted("FID by the paper’s protocol", "paper/fid", "fid", ("hybrid",)),
@@ -108,7 +116,7 @@ def headline(runs: Sequence[Run]) -> Section:
 
 def measured_on(name: str, runs: Sequence[Run]) -> str:
     """What a number must not be quoted without, where it is the same for all runs."""
-    condition = {"robustness": "images", "generation": "features"}.get(name, "")
+    condition = {"robustness": "images", "autoattack": "images", "generation": "features"}.get(name, "")
     told = {str(run.results[name].conditions.get(condition, "")) for run in runs if name in run.results}
     known = told.pop().split(", ")[0] if len(told) == 1 else ""
     return f" ({known})" if known else ""
