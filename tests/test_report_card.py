@@ -31,7 +31,7 @@ licence = "MIT"
 limits = ["It errs.", "It is small."]
 purpose = "To name ten things."
 """
-WORST, PGD = "worst case of all attacks, L∞ 8/255", "PGD-40, L∞ 8/255: the paper’s protocol"
+WORST, PGD = "worst case of the attacks of preset quick, L∞ 8/255", "PGD-40, L∞ 8/255: the paper’s protocol"
 
 AUTOATTACK = [f"AutoAttack, L∞ {pixels}/255 (four parts)" for pixels in (8, 4)]
 
@@ -150,7 +150,7 @@ def test_autoattack_alone_is_a_measurement(tmp_path):
     results = {"autoattack": autoattack_entry()}
     card = section(page_of(with_card(tmp_path / "run", results), out=tmp_path / "p.html"))
     assert NO_ROBUSTNESS not in card
-    assert rows(card) == {AUTOATTACK[0]: "3.1% 2.5–3.4%", AUTOATTACK[1]: "35.2% 28.2–38.7%"}
+    assert rows(card) == {AUTOATTACK[0]: "3.10% 2.48–3.41%", AUTOATTACK[1]: "35.2% 28.2–38.7%"}
 
 
 def test_what_is_not_measured_is_left_out(tmp_path):

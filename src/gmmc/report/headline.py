@@ -1,14 +1,14 @@
 """The table at the top: all runs side by side, and what others published beside them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gmmc.report import published, sections, speed
-from gmmc.report.attacks import AUTOATTACK, PAPER, WORST
+from gmmc.report.attacks import AUTOATTACK, PAPER, WORST, worst_case
 from gmmc.report.numbers import MISSING, duration, plain, printed
 from gmmc.report.ood import SETS, TEMPERATURES, Places
-from gmmc.report.parts import NOT_OURS, Cell, Group, Line, Section, Table, cells, flags
+from gmmc.report.parts import NOT_OURS, Cell, Group, Line, Section, Table, cells, flags, having
 from gmmc.report.reading import Run
 
 PUBLISHED_MODELS = ("GMMC (Gen)", "GMMC (Dis)", "JEM", "Softmax")  # those with a number in several tables
@@ -62,8 +62,8 @@ GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
             Wanted(
                 "PGD-40, L∞ 8/255: the paper’s protocol", f"linf_8/{PAPER}/accuracy", "linf_8_255", ("pgd",)
             ),
-            Wanted("worst case of all attacks, L∞ 8/255", f"linf_8/{WORST}/accuracy"),
-            Wanted("worst case of all attacks, L2 0.5", f"l2_0.5/{WORST}/accuracy"),
+            Wanted("{worst_case}, L∞ 8/255", f"linf_8/{WORST}/accuracy"),
+            Wanted("{worst_case}, L2 0.5", f"l2_0.5/{WORST}/accuracy"),
         ),
     ),
     "autoattack": (
@@ -155,6 +155,9 @@ def common_data(runs: Sequence[Run]) -> str:
 def lines_of(name: str, runs: Sequence[Run]) -> Sequence[Wanted]:
     if name == "bench":
         return [Wanted(speed.described(place), f"{place}/ratio") for place in speed.iterations(runs)]
+    if name == "robustness":
+        words = worst_case([entry for _, entry in having(name, runs)])
+        return [replace(wanted, label=wanted.label.format(worst_case=words)) for wanted in GROUPS[name][1]]
     if name != "ood":
         return GROUPS[name][1]
     places = Places(runs)

@@ -1,4 +1,4 @@
-"""Accuracy under attack: by the paper's protocol, by better attacks, and in the worst case of all."""
+"""Accuracy under attack: by the paper's protocol, by better attacks, and in the worst case of them."""
 
 import math
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from gmmc.report.attacks import (
     by_family,
     epsilons_of,
     is_shorter_or_longer,
+    worst_case,
 )
 from gmmc.report.canvas import INK, PAINT, WARM, draw, margins
 from gmmc.report.figures import CLASS_MARKS, Look, Series, against, series_legend
@@ -44,8 +45,8 @@ from gmmc.report.reading import Entry, Run
 HEADLINE = {
     "clean": "no attack",
     "linf_8/paper_pgd/accuracy": "PGD-40, L∞ 8/255: the paper’s protocol",
-    "linf_8/worst_case/accuracy": "worst case of all attacks, L∞ 8/255",
-    "l2_0.5/worst_case/accuracy": "worst case of all attacks, L2 0.5",
+    "linf_8/worst_case/accuracy": "{worst_case}, L∞ 8/255",
+    "l2_0.5/worst_case/accuracy": "{worst_case}, L2 0.5",
     "zero_gradient_share": "images with a gradient of exactly zero (cross-entropy, stored γ²)",
 }
 
@@ -74,8 +75,10 @@ def summary(name: str, runs: Sequence[Run]) -> Table:
         for key in keys
         if key not in HEADLINE and not PLACE.fullmatch(key) and not key.startswith("cw/")
     }
-    lines = value_lines([run.results.get(name) for run in runs], HEADLINE | other)
-    worst = [label for key, label in HEADLINE.items() if WORST in key]
+    words = worst_case([entry for _, entry in having(name, runs)])
+    quoted = {key: label.format(worst_case=words) for key, label in HEADLINE.items()}
+    lines = value_lines([run.results.get(name) for run in runs], quoted | other)
+    worst = [label for key, label in quoted.items() if WORST in key]
     return Table([run.name for run in runs], [replace(line, strong=line.label in worst) for line in lines])
 
 

@@ -272,8 +272,9 @@ KNOWN: dict[str, tuple[str, str, Builder]] = {
         "Robustness",
         "Accuracy on test images that were changed within ε, in pixels from 0 to 1, to be named wrongly. "
         "Each attack shows only that images can be broken, never that they cannot: the number to quote is "
-        "the worst case of all attacks, image by image. AutoAttack, restarts and transfer run at a few ε "
-        "only; elsewhere the worst case may be a little lower still. Small print is the 95% interval.",
+        "the worst case of all that ran, image by image, with its preset: quick has no FAB-T and a short "
+        "Square. AutoAttack, restarts and transfer run at a few ε only; elsewhere the worst case may be a "
+        "little lower still. Small print is the 95% interval.",
         robustness,
     ),
     "autoattack": (
