@@ -1,5 +1,8 @@
 """The evaluation `autoattack`: four parts, whose survivors are counted part by part and together."""
 
+import json
+import shutil
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from gmmc.attacks.campaign import Campaign, Store
 from gmmc.attacks.protocol import AutoAttack
 from gmmc.attacks.target import Target
 from gmmc.attacks.threats import Threat
+from gmmc.cli import main
 from gmmc.config import EvaluateConfig
 from gmmc.evaluations import keep, robustness
 from gmmc.evaluations.autoattack import THREATS, evaluate
@@ -122,3 +126,15 @@ def test_goes_on_to_the_same_result(monkeypatch, tmp_path, result, part):
     assert again.entry() == result.entry()
     keep(again, "autoattack", RunFolder(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+@pytest.mark.usefixtures("few_queries")
+def test_from_the_command_line(run, tmp_path, capsys):
+    copy = shutil.copytree(run, tmp_path / "run")
+    with pytest.raises(SystemExit) as done:
+        main(["evaluate", str(copy), "autoattack", "--attacked", "2", "--device", "cpu"])
+    assert done.value.code == 0
+    kept = json.loads((copy / "results.json").read_text())["autoattack"]
+    assert kept["conditions"]["images"].startswith("2 of ")
+    printed = capsys.readouterr().out
+    assert printed.index("square") < printed.index("  autoattack ") < printed.index("95% interval")
