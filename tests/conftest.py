@@ -5,7 +5,9 @@ import torch
 
 from gmmc import config, runs
 from gmmc import data as data_sources
+from gmmc.attacks import protocol
 from gmmc.data import Dataset, LabelledImages
+from gmmc.evaluations import autoattack
 from gmmc.evaluations.generation import small_features
 from gmmc.learner import Learner
 from gmmc.models import Classifier
@@ -70,6 +72,13 @@ def digits(run):
 def hurried(monkeypatch):
     """A feature network of its own is enough, a good one is not needed."""
     monkeypatch.setattr(small_features, "UPDATES", 40)
+
+
+@pytest.fixture
+def few_queries(monkeypatch):
+    """AutoAttack with a Square of a few queries, which goes by the same name."""
+    for module in (autoattack, protocol):
+        monkeypatch.setattr(module, "QUERIES", 20)
 
 
 def make_model(classes: int = 3, seed: int = 0, shape=(1, 8, 8), **sections) -> Classifier:

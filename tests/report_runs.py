@@ -159,6 +159,16 @@ def robustness_entry(attacks=ATTACKS, files=(), **changes):
     return entry(values, intervals, curves, **told)
 
 
+def autoattack_entry(**changes):
+    values, intervals = {"clean": 0.914}, {"clean": [0.873, 0.942]}
+    for pixels, whole in ((4, 0.352), (8, 0.031)):
+        parts = {"apgd_ce": 0.9, "apgd_t": 1.2 * whole, "fab_t": whole, "square": 0.5, "autoattack": whole}
+        for attack, accuracy in parts.items():
+            values[f"linf_{pixels}/{attack}/accuracy"] = accuracy
+            intervals[f"linf_{pixels}/{attack}/accuracy"] = [0.8 * accuracy, 1.1 * accuracy]
+    return entry(values, intervals, **{"images": 256, **changes})
+
+
 def generation_entry(files=(), **changes):
     values, intervals = {}, {}
     for protocol, fid in (("fresh", 67.64), ("buffer", 56.02), ("paper", 48.1), ("test", 3.153)):
@@ -166,6 +176,7 @@ def generation_entry(files=(), **changes):
         values |= {f"{protocol}/precision": 0.612, f"{protocol}/recall": 0.431}
         values |= {f"{protocol}/density": 0.573, f"{protocol}/coverage": 0.488}
         intervals[f"{protocol}/kid"] = [fid / 1500 - 0.003, fid / 1500 - 0.0014]
+    values |= {"start/fid": 141.2, "start/kid": 0.121}
     lengths = {100: 82.3, 200: 69.9, 400: 66.2}
     values |= {f"steps_{n}/fid": fid for n, fid in lengths.items()}
     values |= {f"steps_{n}/kid": fid / 1500 for n, fid in lengths.items()}
@@ -180,7 +191,7 @@ def generation_entry(files=(), **changes):
         "nearest": {"edges": [5 + i / 3 for i in range(31)], **nearest},
     }
     told = {
-        "images": {"fresh": 50_000, "buffer": 10_000, "paper": 9000, "test": 10_000}
+        "images": {"fresh": 50_000, "start": 50_000, "buffer": 10_000, "paper": 9000, "test": 10_000}
         | {f"steps_{n}": 10_000 for n in lengths},
         "features": "Inception 2015-12-05 trunk, sha256 7ff4a85c3a",
         "reference": "50,000 training images",
@@ -196,6 +207,7 @@ def full_results():
         "calibration": calibration_entry(),
         "ood": ood_entry(),
         "robustness": robustness_entry(),
+        "autoattack": autoattack_entry(),
         "latent": latent_entry(),
         "samples": samples_entry(),
         "generation": generation_entry(),

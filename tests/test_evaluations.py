@@ -29,6 +29,7 @@ from gmmc.train import train
 SMALL = EvaluateConfig(samples=30, attacked=4, generated=30, generated_by_steps=12, generation_steps=(2,))
 
 
+@pytest.mark.usefixtures("few_queries")
 @pytest.mark.parametrize("name", EVALUATIONS)
 class TestEveryEvaluation:
     def test_gives_a_result_that_json_can_keep(self, name):

@@ -12,7 +12,7 @@ from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.errors import InputError
 from gmmc.evaluations import generation, keep
-from gmmc.evaluations.generation import evaluate, small_features
+from gmmc.evaluations.generation import draw, draw_start, evaluate, small_features
 from gmmc.evaluations.generation.buffered import Buffer, most_confident, read_buffer
 from gmmc.evaluations.generation.doubts import (
     doubts_of_buffer,
@@ -48,7 +48,7 @@ class TestWhole:
     def test_scores_of_every_protocol(self, result):
         for protocol in ("fresh", "buffer", "paper", "test"):
             assert metrics_of(result.values, protocol) == METRICS
-        for protocol in ("steps_2", "steps_4"):
+        for protocol in ("start", "steps_2", "steps_4"):
             assert metrics_of(result.values, protocol) == {"fid", "kid"}
         assert metrics_of(result.values, "memorisation") == {
             "closer_share",
@@ -77,6 +77,7 @@ class TestWhole:
             "buffer": 200,
             "paper": told["images"]["paper"],
             "test": len(data.test),
+            "start": 30,
             "steps_2": 20,
             "steps_4": 20,
         }
@@ -105,6 +106,15 @@ class TestWhole:
 
     def test_is_the_same_again(self, result, run, digits):
         assert evaluate(*digits, FEW, RunFolder(run)).entry() == result.entry()
+
+
+@pytest.mark.parametrize("start", ["uniform", "gaussian"])
+def test_the_start_is_that_of_the_fresh_chains(start, monkeypatch):
+    model = make_model(buffer={"start": start})
+    whole = model.film(torch.arange(8) % 3, seed=5, frames=[0, 1])
+    monkeypatch.setattr(generation, "STARTS_AT_ONCE", 3)
+    assert torch.equal(draw_start(model, 8, seed=5), to_uint8(whole[0]))
+    assert torch.equal(draw(model, 8, seed=5, steps=1, work=None), to_uint8(whole[1]))
 
 
 def test_other_data_than_the_model_s_are_told(model, data):
@@ -320,6 +330,12 @@ class TestDoubts:
         assert doubts_of_chains(rising, alike, 200) == []
         (flag,) = doubts_of_chains(rising, apart, 200)
         assert flag == "more steps make it worse: FID 40 after 200, 50 after 1000"
+
+    @pytest.mark.parametrize("start", [(0.01, 0.02), (0.035, 0.05)], ids=["better", "alike"])
+    def test_chains_that_do_not_improve_on_their_start(self, start):
+        values, fresh = {"fresh/fid": 40.0, "start/fid": 39.0}, (0.03, 0.04)
+        (flag,) = doubts_of_chains(values, {"fresh/kid": fresh, "start/kid": start}, 200)
+        assert "FID 39 before the first step, 40 after 200" in flag
 
     def test_buffer(self):
         images, labels = torch.zeros(50, 1, 8, 8, dtype=torch.uint8), torch.zeros(50)

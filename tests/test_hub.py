@@ -230,7 +230,7 @@ def test_the_shipped_model_brings_its_card(tmp_path, monkeypatch):
     results = records.read_results(gmmc.pretrained.SHIPPED / "cifar10")
     assert card.data.datasets == ["uoft-cs/cifar10"]
     assert card.data.eval_results[0].metric_value == results["accuracy"]["values"]["top1"]
-    assert "| **worst case of all attacks, L∞ 8/255** |" in card.text
+    assert "| **worst case of the attacks of preset quick (no FAB-T), L∞ 8/255** |" in card.text
     assert {path.name for path in tmp_path.iterdir()} == {"c10"}
 
 

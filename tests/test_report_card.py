@@ -12,6 +12,7 @@ from gmmc.report.card import HEADINGS, NO_ROBUSTNESS, PICTURE_BYTES
 from report_runs import (
     Page,
     accuracy_entry,
+    autoattack_entry,
     calibration_entry,
     entry,
     full_results,
@@ -30,7 +31,9 @@ licence = "MIT"
 limits = ["It errs.", "It is small."]
 purpose = "To name ten things."
 """
-WORST, PGD = "worst case of all attacks, L∞ 8/255", "PGD-40, L∞ 8/255: the paper’s protocol"
+WORST, PGD = "worst case of the attacks of preset quick, L∞ 8/255", "PGD-40, L∞ 8/255: the paper’s protocol"
+
+AUTOATTACK = [f"AutoAttack, L∞ {pixels}/255 (four parts)" for pixels in (8, 4)]
 
 
 def with_card(folder: Path, results=None, card=CARD, **options) -> Path:
@@ -95,6 +98,7 @@ def test_numbers_are_those_of_the_table_of_all_runs(page):
         "KID of the same",
         WORST,
         PGD,
+        *AUTOATTACK,
     }
     assert sets <= card.keys()
 
@@ -140,6 +144,19 @@ def test_without_a_worst_case_no_robustness_is_to_be_assumed(results, tmp_path):
     card = section(page_of(with_card(tmp_path / "run", results), out=tmp_path / "p.html"))
     assert f"⚠</b> {NO_ROBUSTNESS}" in card
     assert PGD not in card
+
+
+def test_autoattack_stands_below_the_worst_case(page):
+    card = section(page)
+    assert card.index(PGD) < card.index(AUTOATTACK[0]) < card.index(AUTOATTACK[1])
+    assert "AutoAttack (256)" in words(card)
+
+
+def test_autoattack_alone_is_a_measurement(tmp_path):
+    results = {"autoattack": autoattack_entry()}
+    card = section(page_of(with_card(tmp_path / "run", results), out=tmp_path / "p.html"))
+    assert NO_ROBUSTNESS not in card
+    assert rows(card) == {AUTOATTACK[0]: "3.10% 2.48–3.41%", AUTOATTACK[1]: "35.2% 28.2–38.7%"}
 
 
 def test_what_is_not_measured_is_left_out(tmp_path):

@@ -10,6 +10,7 @@ from gmmc.report.attacks import by_family
 from report_runs import (
     ATTACKS,
     accuracy_entry,
+    autoattack_entry,
     entry,
     make_run,
     page_of,
@@ -51,12 +52,50 @@ def test_the_worst_case_stands_beside_the_paper_s_protocol_at_the_top(page):
         "21.23%",
         "4.95%",
     ]
-    assert rows["worst case of all attacks, L∞ 8/255"] == ["10.5% 6.8–14.3%", "–", "–", "–", "–"]
-    assert rows["worst case of all attacks, L2 0.5"][0] == "18.1% 13.4–22.8%"
+    assert rows["worst case of the attacks of preset quick, L∞ 8/255"] == [
+        "10.5% 6.8–14.3%",
+        "–",
+        "–",
+        "–",
+        "–",
+    ]
+    assert rows["worst case of the attacks of preset quick, L2 0.5"][0] == "18.1% 13.4–22.8%"
     top = section(page)[: section(page).index("</table>")]
     assert top.count('<tr class="ours strong">') == 2
     assert "exactly zero (cross-entropy, stored γ²)</th>" in top
     assert "43.4%" in top
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attacks": {k: v for k, v in ATTACKS.items() if k != "fab_t"}}, "preset quick (no FAB-T)"),
+        ({"preset": "full"}, "preset full"),
+        ({"attacks": ["margin", "worst_case"]}, "preset quick (no AutoAttack)"),
+    ],
+)
+def test_the_worst_case_names_its_preset_and_what_it_lacks(changes, words, tmp_path):
+    page = page_of(make_run(tmp_path / "r", {"robustness": robustness_entry(**changes)}), out=tmp_path / "p")
+    label = f"worst case of the attacks of {words}, L∞ 8/255"
+    assert label in table_rows(page)
+    assert f"{label}</th>" in section(page)
+
+
+def test_the_worst_cases_of_two_presets_are_told_apart(tmp_path):
+    runs = [make_run(tmp_path / p, {"robustness": robustness_entry(preset=p)}) for p in ("quick", "full")]
+    rows = table_rows(page_of(*runs, out=tmp_path / "p"))
+    assert "worst case of the attacks of preset quick and full, L∞ 8/255" in rows
+
+
+def test_autoattack_has_a_table_of_parts_by_epsilon(tmp_path):
+    runs = [make_run(tmp_path / n, {"autoattack": autoattack_entry()}) for n in ("a", "b")]
+    page = page_of(*runs, out=tmp_path / "p")
+    text = page.html[page.html.index('<section id="autoattack"') :]
+    assert text.count("Accuracy under L∞ attacks by ε") == 2
+    found = re.search(r'<tr class="ours strong"><th[^>]*>AutoAttack, all parts.*?</tr>', text, re.DOTALL)
+    assert found
+    assert re.findall(r">(\d+\.\d)%", found[0])[:3] == ["91.4", "35.2", "3.1"]
+    assert table_rows(page)["AutoAttack, L∞ 8/255 (four parts)"][:2] == ["3.10% 2.48–3.41%"] * 2
 
 
 def test_every_attack_has_a_line_and_every_epsilon_a_column(page):
@@ -64,7 +103,7 @@ def test_every_attack_has_a_line_and_every_epsilon_a_column(page):
     assert columns == ["clean", *(f"{e}/255" for e in (1, 2, 4, 8, 16, 32, 64)), "clean"]
     assert lines(page, "logit margin")[4] == "25.4% 20.1–30.7%"
     assert lines(page, "then FAB, targeted")[1:] == ["–", "–", "–", "35.0% 29.2–40.8%", "–", "–", "–"]
-    assert lines(page, "worst case of all attacks")[:2] == ["91.4% 87.3–94.2%", "69.8% 64.1–75.4%"]
+    assert lines(page, "worst case of all that ran")[:2] == ["91.4% 87.3–94.2%", "69.8% 64.1–75.4%"]
     assert lines(page, "PGD-200, likewise")[4] == "53.1%"
     for family, members in by_family(list(ATTACKS)):
         assert f">{family.title}</span>" in page.html
@@ -97,7 +136,7 @@ def test_the_figure_shows_each_attack_and_what_was_printed(page):
     for colour in ("currentColor", "var(--warm)", "var(--accent)", "var(--good)", "var(--run-4)"):
         assert colour in svg
     legend = re.findall(r"<li style=.*?</li>", section(page), re.DOTALL)
-    assert "worst case of all attacks, with its 95% interval" in legend[0]
+    assert "worst case of all that ran, with its 95% interval" in legend[0]
     assert 'class="dashed"></i>paper’s protocol' in legend[1]
     assert len(legend) == len(ATTACKS) + 1
     assert "GMMC (Gen), PGD-40: published, not measured by us" in legend[-1]
@@ -127,7 +166,9 @@ def test_nothing_published_on_other_data(tmp_path):
 def test_several_runs_have_tables_of_their_own_and_one_legend(tmp_path):
     runs = [make_run(tmp_path / n, {"robustness": robustness_entry()}) for n in ("a", "b")]
     page = page_of(*runs, make_run(tmp_path / "c", {"accuracy": accuracy_entry()}), out=tmp_path / "p")
-    assert table_rows(page)["worst case of all attacks, L∞ 8/255"][:3] == ["10.5% 6.8–14.3%"] * 2 + ["–"]
+    assert table_rows(page)["worst case of the attacks of preset quick, L∞ 8/255"][:3] == [
+        "10.5% 6.8–14.3%"
+    ] * 2 + ["–"]
     text = section(page)
     assert text.count("Accuracy under L∞ attacks by ε") == 2
     assert "<h3>a</h3>" in text
@@ -157,7 +198,7 @@ def test_what_is_absent_or_null_or_new(tmp_path):
     measured["curves"]["steps"]["accuracy"] = [None, 0.5, None]
     page = page_of(make_run(tmp_path / "run", {"robustness": measured}), out=tmp_path / "p")
     assert lines(page, "attack of 2031")[3] == "50.0%"
-    assert "worst case of all attacks, L∞ 8/255" not in table_rows(page)
+    assert "worst case of the attacks of preset quick, L∞ 8/255" not in table_rows(page)
     for words in ("Both_ways run – 1.500 –", "query count 5 000"):
         assert words in page.words.replace("\u202f", " ")
 

@@ -103,8 +103,8 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="accuracy, calibration, ood, latent, samples (default: these), robustness, generation, "
-            "validation (no test image is looked at).",
+            help="accuracy, calibration, ood, latent, samples (default: these), robustness, autoattack, "
+            "generation, validation (no test image is looked at).",
         ),
     ] = None,
     ood: Ood = None,
@@ -125,8 +125,8 @@ def evaluate(
     """Measure a finished run on test images; with `validation`, on validation images alone.
 
     Writes the numbers with their conditions to results.json, and pictures, in the run folder; for a shipped
-    model, in a copy of it in runs/NAME. robustness, generation and validation may take minutes, longer on a
-    CPU; interrupted, the same command goes on.
+    model, in a copy of it in runs/NAME. robustness, autoattack, generation and validation may take minutes,
+    longer on a CPU; interrupted, the same command goes on.
     """
     from gmmc.commands import evaluate_run
 

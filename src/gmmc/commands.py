@@ -23,7 +23,7 @@ OPTION_OF = {
     "ood": ("ood",),
     "samples": ("samples",),
     "attacks": ("robustness",),
-    "attacked": ("robustness",),
+    "attacked": ("robustness", "autoattack"),
     "surrogate": ("robustness",),
     "features": ("generation", "validation"),
     "generated": ("generation", "validation"),

@@ -26,7 +26,8 @@ Attacks = Annotated[
     typer.Option(help="robustness: quick (100 images) or full (1,000 images, all of AutoAttack)."),
 ]
 Attacked = Annotated[
-    int | None, typer.Option(help="robustness: test images to attack; default: the preset's.", min=1)
+    int | None,
+    typer.Option(help="robustness, autoattack: test images to attack; default: the preset's, 256.", min=1),
 ]
 Surrogate = Annotated[
     str | None, typer.Option(help="robustness: a run whose adversarial images are tried too.")

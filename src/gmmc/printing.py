@@ -70,12 +70,14 @@ def print_places(result: Any) -> None:
     """A table for places of the same columns; of set/score/temperature, one temperature per score."""
     tables: dict[tuple[int, str], dict[str, dict[str, str]]] = {}
     attacks: dict[str, dict[str, str]] = {}
+    has_worst_case = any("/worst_case/" in key for key in result.values)
+    quoted = "worst_case" if has_worst_case else "autoattack"
     for key, value in result.values.items():
         row, slash, column = key.rpartition("/")
         if slash and column == "accuracy":
             threat, attack = row.split("/")
             attacks.setdefault(attack, {})[threat] = f"{value:.1%}"
-            if attack == "worst_case" and key in result.intervals:
+            if attack == quoted and key in result.intervals:
                 low, high = result.intervals[key]
                 attacks.setdefault("  95% interval", {})[threat] = f"{100 * low:.0f}–{100 * high:.0f}%"
         elif slash:
@@ -85,7 +87,7 @@ def print_places(result: Any) -> None:
     if attacks:
         order = sorted(
             attacks,
-            key=lambda attack: (attack == "  95% interval", attack == "worst_case", attack != "paper_pgd"),
+            key=lambda attack: (attack == "  95% interval", attack == quoted, attack != "paper_pgd"),
         )
         threats = dict.fromkeys(key.split("/")[0] for key in result.values if key.endswith("/accuracy"))
         print_cells({attack: attacks[attack] for attack in order}, list(threats))

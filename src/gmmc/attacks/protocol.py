@@ -1,5 +1,6 @@
 """Which attacks run under which threats, in which order, and which of them share what they broke."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -74,6 +75,39 @@ PRESETS = {
 }
 
 
+class AutoAttack:
+    """Its parts on one campaign, in its order: each on what the ones before left.
+
+    Except Square, the black box, which attacks all images: what it breaks alone is a check of the others.
+    """
+
+    def __init__(self, campaign: Campaign, classes: int, parts: Sequence[Part], queries: int):
+        self.campaign = campaign
+        made = [AutoAttackPart(part, classes, queries, campaign.store.notes) for part in parts]
+        self.parts = {part.part.replace("-", "_"): part for part in made if part.possible}
+        is_standard = tuple(part.part for part in self.parts.values()) == PARTS and queries == QUERIES
+        self.name = "autoattack" if is_standard else "autoattack_parts"  # AutoAttack is a name for all of it
+
+    def work(self) -> float:
+        """Gradients under one threat, if every image withstands."""
+        return sum(map(self.campaign.work, self.parts.values()))
+
+    def run(self, threat: Threat) -> dict[str, Tensor]:
+        """Per part and for all of them together: (N,) whether each image is broken."""
+        found: dict[str, Tensor] = {}
+        for name, part in self.parts.items():
+            left = None if part.part == BLACK_BOX or not found else union(found)
+            found[name] = self.campaign.run(name, part, threat, left)
+        return found | {self.name: union(found)}
+
+    def settings(self) -> dict[str, str]:
+        described = {}
+        for name, part in self.parts.items():
+            settings = {"square": f"{part.queries} queries, all images", "apgd_ce": "100 steps"}
+            described[name] = settings.get(name, f"100 steps, {part.targets} targets, on what was left")
+        return described
+
+
 class Protocol:
     """The attacks of a preset on one campaign."""
 
@@ -100,8 +134,7 @@ class Protocol:
         }
         if len(guides[1].unique()) > 1:
             self.adaptive["features"] = FeatureMatch(steps, tries, *guides)
-        parts = [AutoAttackPart(part, classes, preset.queries, campaign.store.notes) for part in preset.auto]
-        self.auto = {part.part.replace("-", "_"): part for part in parts if part.possible}
+        self.auto = AutoAttack(campaign, classes, preset.auto, preset.queries)
         self.transfer = Transfer(surrogate, Margin(steps, tries, stop=False)) if surrogate else None
         self.last: dict[str, Attack] = {
             "restarts": Margin(2 * steps, preset.restarts),
@@ -113,7 +146,7 @@ class Protocol:
         paper = PaperPGD().cost * len(self.paper) + sum(STEPS_CHECKED)
         count = len(self.campaign.labels)
         each = sum(map(self.campaign.work, self.adaptive.values())) * len(self.balls)
-        auto = sum(map(self.campaign.work, self.auto.values())) * len(self.preset.auto_threats)
+        auto = self.auto.work() * len(self.preset.auto_threats)
         transfer = self.campaign.work(self.transfer) * len(HEADLINE) if self.transfer else 0
         last = sum(map(self.campaign.work, self.last.values())) * len(HEADLINE)
         wagner = sum(attack.cost for attack in self.preset.carlini_wagner) * self._wagner_count()
@@ -131,7 +164,7 @@ class Protocol:
                 broken = run(name, attack, threat, smaller.get(threat.norm))
                 found[threat.name][name] = smaller[threat.norm] = broken
         for threat in self.preset.auto_threats:
-            found[threat.name] |= self._autoattack(threat)
+            found[threat.name] |= self.auto.run(threat)
         for threat in HEADLINE:
             here = found[threat.name]
             if self.transfer:
@@ -141,21 +174,6 @@ class Protocol:
                 here[name] = run(name, attack, threat, union(here))
             here["restarts"] |= here.pop("restarts_pull")
         return found
-
-    def _autoattack(self, threat: Threat) -> dict[str, Tensor]:
-        """As AutoAttack does it, each on what the ones before left; but Square, the black box, on all."""
-        found: dict[str, Tensor] = {}
-        for name, part in self.auto.items():
-            left = None if part.part == BLACK_BOX or not found else union(found)
-            found[name] = self.campaign.run(name, part, threat, left)
-        return found | {self._together(): union(found)}
-
-    def _together(self) -> str:
-        """AutoAttack is a name for all of it."""
-        standard = (
-            self.preset.auto == PARTS and self.preset.queries == QUERIES and len(self.auto) == len(PARTS)
-        )
-        return "autoattack" if standard else "autoattack_parts"
 
     def _wagner_count(self) -> int:
         return min(self.preset.carlini_wagner_images, len(self.campaign.labels))
@@ -222,9 +240,7 @@ class Protocol:
             described[name] = f"{attack.tries} attempts of {attack.cost} steps, size ε/4 falling to 0"
         if self.transfer:
             described["transfer"] = f"{self.transfer.tries} attempts of {self.transfer.cost} steps, margin"
-        for name, part in self.auto.items():
-            settings = {"square": f"{part.queries} queries, all images", "apgd_ce": "100 steps"}
-            described[name] = settings.get(name, f"100 steps, {part.targets} targets, on what was left")
+        described |= self.auto.settings()
         for attack in self.preset.carlini_wagner:
             name = "cw_targeted" if attack.targeted else "cw_untargeted"
             goal = {"goal": "random other class"} if attack.targeted else {}

@@ -228,9 +228,9 @@ class EvaluateConfig(Section):
     seed: int = _number(0, at_least=0, at_most=2**63 - 1)  # of the first chain
     ood: tuple[str, ...] = ("noise", "constant", "interp")  # see data/outside.py; a named set or a folder too
     latent: int = _number(2000, at_least=10, at_most=100_000)  # test images on the map of features
-    # robustness
+    # robustness, autoattack
     attacks: Literal["quick", "full"] = "quick"  # see evaluations/robustness.py
-    attacked: int = _number(0, at_least=0, at_most=1_000_000)  # test images; 0: as many as the preset says
+    attacked: int = _number(0, at_least=0, at_most=1_000_000)  # test images; 0: the preset's, 256
     surrogate: str = ""  # a run whose adversarial images are tried on this model
     # generation, validation
     features: str = "auto"  # of FID: inception, small or a TorchScript file; see generation/features.py

@@ -17,7 +17,17 @@ from gmmc.atomic import write_atomic
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.errors import InputError
-from gmmc.evaluations import accuracy, calibration, generation, latent, ood, robustness, samples, validation
+from gmmc.evaluations import (
+    accuracy,
+    autoattack,
+    calibration,
+    generation,
+    latent,
+    ood,
+    robustness,
+    samples,
+    validation,
+)
 from gmmc.evaluations.generation import was_made_to_sample
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
@@ -32,12 +42,13 @@ EVALUATIONS: dict[str, Callable[..., Result]] = {
     "latent": latent.evaluate,
     "samples": samples.evaluate,
     "robustness": robustness.evaluate,
+    "autoattack": autoattack.evaluate,
     "generation": generation.evaluate,
     "validation": validation.evaluate,
 }
 NEED_SAMPLES = {"samples", "generation"}
 # Up to minutes on a GPU: run where they are asked for by name.
-LONG = {"robustness", "generation", "validation"}
+LONG = {"robustness", "autoattack", "generation", "validation"}
 
 
 def evaluate(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gmmc import runs
 from gmmc.attacks.autoattack import imported
-from gmmc.attacks.campaign import Campaign, Store, content_key
+from gmmc.attacks.campaign import Campaign
 from gmmc.attacks.gradient import cross_entropy_gradient
 from gmmc.attacks.protocol import PRESETS, Broken, Protocol, union
 from gmmc.attacks.target import Target
@@ -23,17 +23,14 @@ from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset, LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations import intervals, masking
+from gmmc.evaluations.attacked import accuracies, choose_images, few, open_store, show_progress, told
 from gmmc.evaluations.result import Result, conditions
 from gmmc.pictures import grid
 from gmmc.progress import Progress
-from gmmc.randomness import generator
 from gmmc.runs import RunFolder
 
-FORMAT = 2  # another number where an attack changes: what an interrupted evaluation left is begun anew
 GUIDES = 1000  # training images whose features may be imitated
-FEW = 50  # images below which a number is a rough one
 SHOWN = 10  # images with their adversarial noise
-PARTIAL = ("cw",)  # not on all images: it counts for the worst case, and has no accuracy of its own
 
 Moved = dict[str, tuple[Tensor, Tensor]]  # attack → (images as it moved them, whether it succeeded)
 
@@ -44,19 +41,14 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFo
     surrogate = load_surrogate(cfg.surrogate, model, data)
     attacked = choose_images(data.test, cfg.attacked or preset.images, cfg.seed)
     target = Target(model)
-    weights = [*model.state_dict().values(), *(surrogate.module.state_dict().values() if surrogate else ())]
-    data_key = attacked.images, attacked.labels
-    key = content_key(FORMAT, target.batch, preset, cfg.seed, *data_key, *weights)
-    store = Store(folder.work("robustness") / f"{key[:16]}.safetensors" if folder else None, key)
+    other_weights = surrogate.module.state_dict().values() if surrogate else ()
+    store = open_store("robustness", folder, target, attacked, preset, cfg.seed, *other_weights)
     with target.exposed() as prepared, Progress("attacks", 1) as bar:
         images, labels = prepared(attacked.images), attacked.labels.to(target.device)
         campaign = Campaign(target, images, labels, cfg.seed, store)
         imitated = guides(target, data.train, prepared, cfg.seed)
         protocol = Protocol(campaign, preset, imitated, len(data.class_names), surrogate)
-        bar.total = protocol.work()
-        if store.tensors:
-            bar.say("going on with what an interrupted call left")
-        campaign.on_progress = bar.update
+        show_progress(campaign, protocol.work(), bar)
         broken = protocol.run()
         moved = protocol.carlini_wagner(broken)
         still = zero_gradients(target, images, labels)
@@ -66,25 +58,20 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFo
     return replace(
         result,
         unfinished=store.path,
-        flags=[*few(len(labels), result), *store.notes, *(text for text, raised in checks.items() if raised)],
+        flags=[
+            *few(len(labels), "the worst case", result.intervals["linf_8/worst_case/accuracy"]),
+            *store.notes,
+            *(text for text, raised in checks.items() if raised),
+        ],
         conditions={
-            "images": f"{len(labels)} of {len(data.test)} test images, drawn at random",
-            "seed": cfg.seed,
+            **told(campaign, data),
             "preset": cfg.attacks,
-            "threat": "x and x + δ in [0, 1], ε checked after every attack; no rounding to 8 bits",
-            "logits": "as users get them; deterministic",
-            "gamma2": target.gamma2,
             "checks": {text: "raised" if raised else "fine" for text, raised in checks.items()},
             "attacks": protocol.settings(),
             "surrogate": described(surrogate, cfg.surrogate),
             **measured_in,
         },
     )
-
-
-def choose_images(images: LabelledImages, count: int, seed: int) -> LabelledImages:
-    order = torch.randperm(len(images), generator=generator(seed, "attacked"))
-    return images[order[:count]]
 
 
 def guides(
@@ -111,15 +98,6 @@ def load_surrogate(run: str, model: nn.Module, data: Dataset) -> Target | None:
     return Target(other)
 
 
-def few(count: int, result: Result) -> list[str]:
-    if count >= FEW:
-        return []
-    low, high = result.intervals["linf_8/worst_case/accuracy"]
-    return [
-        f"{count} images only: the worst case at 8/255 is known to lie in [{low:.0%}, {high:.0%}], no better"
-    ]
-
-
 def described(surrogate: Target | None, run: str) -> str:
     """By its name, not its whole path, which says something of a machine only."""
     if surrogate is None:
@@ -140,14 +118,7 @@ def zero_gradients(target: Target, images: Tensor, labels: Tensor) -> float:
 
 def summed_up(broken: Broken, right: Tensor, moved: Moved, images: Tensor, still: float) -> Result:
     """Accuracies with their intervals, the curve over ε, C&W's distances and picture; no conditions yet."""
-    count = len(right)
-    values = {"clean": right.double().mean().item()}
-    ranges = {"clean": intervals.of_proportion(int(right.sum()), count)}
-    for threat, masks in with_worst_case(broken).items():
-        for attack, mask in masks.items():
-            if attack not in PARTIAL:
-                place, left = f"{threat}/{attack}/accuracy", int((~mask).sum())
-                values[place], ranges[place] = left / count, intervals.of_proportion(left, count)
+    values, ranges = accuracies(with_worst_case(broken), right)
     for name, (found, reached) in moved.items():
         tried = int(right[: len(reached)].sum())
         distances = (found - images[: len(found)]).double().flatten(1).norm(dim=1)[reached]

@@ -10,7 +10,9 @@ from gmmc.report.reading import Entry
 NORMS = {"linf": "L∞", "l2": "L2"}
 UNITS = {"linf": "/255", "l2": ""}
 PLACE = re.compile(r"(linf|l2)_(\d+(?:\.\d+)?)/([^/]+)/accuracy")  # {threat}/{attack}/accuracy
-PAPER, WORST = "paper_pgd", "worst_case"
+PAPER, WORST, AUTOATTACK = "paper_pgd", "worst_case", "autoattack"
+
+AUTOATTACK_PARTS = {"apgd_ce": "APGD-CE", "apgd_t": "APGD-T", "fab_t": "FAB-T", "square": "Square"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ FAMILIES = (
             "apgd_t": "then APGD, targeted",
             "fab_t": "then FAB, targeted",
             "square": "Square alone (black box)",
-            "autoattack": "AutoAttack, all parts",
+            AUTOATTACK: "AutoAttack, all parts",
             "autoattack_parts": "these parts, not all of AutoAttack",
         },
         ("peers_linf", "peers"),
@@ -66,7 +68,7 @@ FAMILIES = (
     Family(
         "Image by image",
         INK,
-        {WORST: "worst case of all attacks"},
+        {WORST: "worst case of all that ran"},
         ("peers_linf", "peers_robust", "peers"),
         (("linf_8", "robust"), ("l2_0.5", "robust_l2_half")),
     ),
@@ -86,6 +88,22 @@ def attacks_of(entry: Entry, norm: str) -> list[str]:
 def epsilons_of(entry: Entry, norm: str) -> list[str]:
     """As they are written in the names of the values, the least first."""
     return sorted({epsilon for epsilon, _ in places(entry, norm)}, key=float)
+
+
+def worst_case(entries: Sequence[Entry]) -> str:
+    """Name of the worst case by the preset of its attacks, and by what of AutoAttack this preset lacks."""
+    presets = " and ".join(dict.fromkeys(filter(None, map(preset_of, entries))))
+    return f"worst case of the attacks of preset {presets}" if presets else "worst case of all that ran"
+
+
+def preset_of(entry: Entry) -> str:
+    """ "quick (no FAB-T)"; empty where results record no preset."""
+    preset = entry.conditions.get("preset")
+    ran = {attack for norm in NORMS for attack in attacks_of(entry, norm)}
+    missing = [name for part, name in AUTOATTACK_PARTS.items() if part not in ran]
+    if len(missing) == len(AUTOATTACK_PARTS):
+        missing = ["AutoAttack"]
+    return f"{preset} (no {', '.join(missing)})" if preset and missing else str(preset or "")
 
 
 def by_family(attacks: Sequence[str]) -> list[tuple[Family, dict[str, str]]]:

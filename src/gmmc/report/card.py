@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gmmc.errors import InputError
 from gmmc.report import pictures, sections
-from gmmc.report.attacks import PAPER, WORST
+from gmmc.report.attacks import AUTOATTACK, PAPER, WORST
 from gmmc.report.headline import DENSITY, doubts, lines_of, measured_on
 from gmmc.report.numbers import plain
 from gmmc.report.ood import INSIDE, SCORES, SETS, TEMPERATURES, Places, rule
@@ -29,6 +29,7 @@ ABOUT = "What to know before using a model: the words are those of card.toml, th
 ROBUST = f"linf_8/{WORST}/accuracy"
 # The worst case goes first: who quotes one number takes this one.
 UNDER_ATTACK = (ROBUST, f"linf_8/{PAPER}/accuracy")
+UNDER_AUTOATTACK = tuple(f"{threat}/{AUTOATTACK}/accuracy" for threat in ("linf_8", "linf_4"))
 NO_ROBUSTNESS = "not measured: do not assume any"
 CARRIED = {
     "paper/gamma2": "γ² by the paper’s formula",
@@ -146,12 +147,20 @@ def chosen(name: str, run: Run, keys: Sequence[str]) -> list[Line]:
 
 
 def robustness(run: Run) -> list[Line]:
-    """The worst case beside the paper's attack, which must not be quoted alone; or that nothing is known."""
-    lines = chosen("robustness", run, UNDER_ATTACK)
-    if not chosen("robustness", run, [ROBUST]):
-        return [Line("Accuracy under attack", kind="group"), Line(NO_ROBUSTNESS, kind="flag")]
-    heading = Line(f"Accuracy under attack{measured_on('robustness', [run])}", kind="group")
-    return [heading, replace(lines[0], strong=True), *lines[1:], *doubts("robustness", [run])]
+    """The worst case beside the paper's attack, which must not be quoted alone; AutoAttack; or no claim."""
+    worst, paper = (chosen("robustness", run, [key]) for key in UNDER_ATTACK)
+    standard = chosen("autoattack", run, UNDER_AUTOATTACK)
+    lines = under(f"Accuracy under attack{measured_on('robustness', [run])}", "robustness", worst, paper, run)
+    lines += under(f"AutoAttack{measured_on('autoattack', [run])}", "autoattack", standard, [], run)
+    return lines or [Line("Accuracy under attack", kind="group"), Line(NO_ROBUSTNESS, kind="flag")]
+
+
+def under(title: str, name: str, quoted: list[Line], others: list[Line], run: Run) -> list[Line]:
+    """A group whose first lines are the ones to quote; none without these."""
+    if not quoted:
+        return []
+    strong = [replace(line, strong=True) for line in quoted]
+    return [Line(title, kind="group"), *strong, *others, *doubts(name, [run])]
 
 
 def of_test_images(name: str, run: Run) -> str:

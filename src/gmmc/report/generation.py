@@ -14,6 +14,7 @@ from gmmc.report.reading import Entry, Run
 
 PROTOCOLS = {
     "fresh": "fresh chains, none left out",
+    "start": "where the fresh chains start, after 0 steps",
     "buffer": "replay buffer as it is",
     "paper": "paper’s protocol: the most confident 90% of the relabelled buffer, against train + test",
     "test": "real test images, which a perfect generator would equal",
@@ -121,7 +122,7 @@ def metric_cell(entry: Entry, protocol: str, metric: str, table: Table) -> Cell:
     if metric == "kid" and isinstance(value, (int, float)) and math.isfinite(value):
         ends = [score(1000 * end) for end in interval or () if end is not None]
         return Cell(score(1000 * value), " to ".join(ends))  # an end may be negative: no dash between
-    if metric == "inception_score" and value is None and not steps_of(protocol):
+    if metric == "inception_score" and value is None and not steps_of(protocol) and protocol != "start":
         why = entry.conditions.get("inception_score")
         return Cell(note=table.note(f"Inception Score: {in_words(why)}")) if why else Cell()
     return cell(entry, key)

@@ -1,14 +1,14 @@
 """The table at the top: all runs side by side, and what others published beside them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gmmc.report import published, sections, speed
-from gmmc.report.attacks import PAPER, WORST
+from gmmc.report.attacks import AUTOATTACK, PAPER, WORST, worst_case
 from gmmc.report.numbers import MISSING, duration, plain, printed
 from gmmc.report.ood import SETS, TEMPERATURES, Places
-from gmmc.report.parts import NOT_OURS, Cell, Group, Line, Section, Table, cells, flags
+from gmmc.report.parts import NOT_OURS, Cell, Group, Line, Section, Table, cells, flags, having
 from gmmc.report.reading import Run
 
 PUBLISHED_MODELS = ("GMMC (Gen)", "GMMC (Dis)", "JEM", "Softmax")  # those with a number in several tables
@@ -63,8 +63,15 @@ GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
             Wanted(
                 "PGD-40, L∞ 8/255: the paper’s protocol", f"linf_8/{PAPER}/accuracy", "linf_8_255", ("pgd",)
             ),
-            Wanted("worst case of all attacks, L∞ 8/255", f"linf_8/{WORST}/accuracy"),
-            Wanted("worst case of all attacks, L2 0.5", f"l2_0.5/{WORST}/accuracy"),
+            Wanted("{worst_case}, L∞ 8/255", f"linf_8/{WORST}/accuracy"),
+            Wanted("{worst_case}, L2 0.5", f"l2_0.5/{WORST}/accuracy"),
+        ),
+    ),
+    "autoattack": (
+        "AutoAttack",
+        (
+            Wanted("AutoAttack, L∞ 4/255 (four parts)", f"linf_4/{AUTOATTACK}/accuracy"),
+            Wanted("AutoAttack, L∞ 8/255 (four parts)", f"linf_8/{AUTOATTACK}/accuracy"),
         ),
     ),
     "samples": (
@@ -79,6 +86,7 @@ GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
         (
             Wanted("FID of fresh chains, none left out", "fresh/fid"),
             Wanted("KID of the same", "fresh/kid"),
+            Wanted("FID of their start, before any step", "start/fid"),
             Wanted("FID of the replay buffer as it is", "buffer/fid"),
             # What others print is mostly of selected images too.
             Wanted("FID by the paper’s protocol", "paper/fid", "fid", ("hybrid",)),
@@ -109,7 +117,7 @@ def headline(runs: Sequence[Run]) -> Section:
 
 def measured_on(name: str, runs: Sequence[Run]) -> str:
     """What a number must not be quoted without, where it is the same for all runs."""
-    condition = {"robustness": "images", "generation": "features"}.get(name, "")
+    condition = {"robustness": "images", "autoattack": "images", "generation": "features"}.get(name, "")
     told = {str(run.results[name].conditions.get(condition, "")) for run in runs if name in run.results}
     known = told.pop().split(", ")[0] if len(told) == 1 else ""
     return f" ({known})" if known else ""
@@ -148,6 +156,9 @@ def common_data(runs: Sequence[Run]) -> str:
 def lines_of(name: str, runs: Sequence[Run]) -> Sequence[Wanted]:
     if name == "bench":
         return [Wanted(speed.described(place), f"{place}/ratio") for place in speed.iterations(runs)]
+    if name == "robustness":
+        words = worst_case([entry for _, entry in having(name, runs)])
+        return [replace(wanted, label=wanted.label.format(worst_case=words)) for wanted in GROUPS[name][1]]
     if name != "ood":
         return GROUPS[name][1]
     places = Places(runs)

@@ -1,4 +1,4 @@
-"""Accuracy under attack: by the paper's protocol, by better attacks, and in the worst case of all."""
+"""Accuracy under attack: by the paper's protocol, by better attacks, and in the worst case of them."""
 
 import math
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from matplotlib.ticker import PercentFormatter
 
 from gmmc.report import pictures, published
 from gmmc.report.attacks import (
+    AUTOATTACK,
     NORMS,
     PAPER,
     PLACE,
@@ -20,6 +21,7 @@ from gmmc.report.attacks import (
     by_family,
     epsilons_of,
     is_shorter_or_longer,
+    worst_case,
 )
 from gmmc.report.canvas import INK, PAINT, WARM, draw, margins
 from gmmc.report.figures import CLASS_MARKS, Look, Series, against, series_legend
@@ -43,29 +45,26 @@ from gmmc.report.reading import Entry, Run
 HEADLINE = {
     "clean": "no attack",
     "linf_8/paper_pgd/accuracy": "PGD-40, L∞ 8/255: the paper’s protocol",
-    "linf_8/worst_case/accuracy": "worst case of all attacks, L∞ 8/255",
-    "l2_0.5/worst_case/accuracy": "worst case of all attacks, L2 0.5",
+    "linf_8/worst_case/accuracy": "{worst_case}, L∞ 8/255",
+    "l2_0.5/worst_case/accuracy": "{worst_case}, L2 0.5",
     "zero_gradient_share": "images with a gradient of exactly zero (cross-entropy, stored γ²)",
 }
 
 
 def robustness(name: str, runs: Sequence[Run], picture_bytes: int) -> list[Group]:
-    found = having(name, runs)
-    attacks = [
-        Group(
-            per_run(run, runs), [attack_table(run, entry, norm) for norm in NORMS if attacks_of(entry, norm)]
-        )
-        for run, entry in found
-    ]
     carlini_wagner = distances(name, runs)
     return [
         Group(tables=[summary(name, runs)]),
         curves(name, runs),
-        *(group for group in attacks if group.tables),
+        *attack_groups(name, runs),
         *([Group("Carlini–Wagner attack", [carlini_wagner])] if carlini_wagner.lines else []),
         Group(panels=steps(name, runs), broad=True),
         Group(panels=pictures.panels(name, runs, picture_bytes), broad=True),
     ]
+
+
+def autoattack(name: str, runs: Sequence[Run], _: int) -> list[Group]:
+    return attack_groups(name, runs)
 
 
 def summary(name: str, runs: Sequence[Run]) -> Table:
@@ -76,29 +75,41 @@ def summary(name: str, runs: Sequence[Run]) -> Table:
         for key in keys
         if key not in HEADLINE and not PLACE.fullmatch(key) and not key.startswith("cw/")
     }
-    lines = value_lines([run.results.get(name) for run in runs], HEADLINE | other)
-    worst = [label for key, label in HEADLINE.items() if WORST in key]
+    words = worst_case([entry for _, entry in having(name, runs)])
+    quoted = {key: label.format(worst_case=words) for key, label in HEADLINE.items()}
+    lines = value_lines([run.results.get(name) for run in runs], quoted | other)
+    worst = [label for key, label in quoted.items() if WORST in key]
     return Table([run.name for run in runs], [replace(line, strong=line.label in worst) for line in lines])
 
 
 # --- attacks --------------------------------------------------------------------------------------
 
 
+def attack_groups(name: str, runs: Sequence[Run]) -> list[Group]:
+    """Of each run, a table per norm."""
+    found = [
+        (run, [attack_table(run, entry, norm) for norm in NORMS if attacks_of(entry, norm)])
+        for run, entry in having(name, runs)
+    ]
+    return [Group(per_run(run, runs), tables) for run, tables in found if tables]
+
+
 def attack_table(run: Run, entry: Entry, norm: str) -> Table:
     """A line per attack, a column per ε; published lines stand below the family they belong to."""
     threats = [f"{norm}_{epsilon}" for epsilon in epsilons_of(entry, norm)]
     columns = [f"{epsilon}{UNITS[norm]}" for epsilon in epsilons_of(entry, norm)]
-    grouped = by_family(attacks_of(entry, norm))
+    attacks = attacks_of(entry, norm)
+    quoted = WORST if WORST in attacks else AUTOATTACK
     # The clean accuracy says how many digits so many images support; rates near 0 or 1 would ask for more.
     digits = common_digits([(entry.values.get("clean"), entry.intervals.get("clean"))])
     table = Table(["clean", *columns], caption=f"Accuracy under {NORMS[norm]} attacks by ε", dense=True)
-    for family, members in grouped:
+    for family, members in by_family(attacks):
         table.lines.append(Line(family.title, kind="group"))
         for attack, text in members.items():
             # Without an attack all are the same: it is told where others print it too.
-            clean = cell(entry, "clean", digits) if attack in (PAPER, WORST) else Cell("")
+            clean = cell(entry, "clean", digits) if attack in (PAPER, WORST, AUTOATTACK) else Cell("")
             accuracies = [cell(entry, f"{t}/{attack}/accuracy", digits) for t in threats]
-            table.lines.append(Line(text, [clean, *accuracies], strong=attack == WORST))
+            table.lines.append(Line(text, [clean, *accuracies], strong=attack == quoted))
         numbers = dict(family.numbers)
         keys = [numbers.get(t, "") for t in threats]
         rows = [row for row in published.find(run.data, *family.tables) if row.numbers.keys() & set(keys)]

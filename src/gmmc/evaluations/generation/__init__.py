@@ -1,8 +1,9 @@
 """How good are the samples as a whole? FID, KID, how far they cover the real images, and memorisation.
 
-Every protocol is named for what it is: fresh chains, none left out, are what a user gets; the replay buffer
-has followed its chains for the whole training; the paper's protocol also leaves images out. Real test images
-against the same reference show what a perfect generator would have.
+Every protocol is named for what it is: fresh chains, none left out, are what a user gets; their start, before
+any step, shows what the chains themselves bring; the replay buffer has followed its chains for the whole
+training; the paper's protocol also leaves images out. Real test images against the same reference show what
+a perfect generator would have.
 """
 
 import functools
@@ -40,16 +41,18 @@ from gmmc.evaluations.generation.similarity import (
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
 from gmmc.pictures import GRID_COLUMNS, grid
-from gmmc.pixels import as_unit
+from gmmc.pixels import as_unit, to_uint8
 from gmmc.progress import Progress
 from gmmc.runs import RunFolder
 
 FEWEST = 4  # images that anything can be said of
 OVERLAP_IMAGES = 10_000  # of each set: time grows with their square
+STARTS_AT_ONCE = 10_000  # in memory
 KID_PROTOCOL = f"{KID_SUBSETS} subsets of at most {KID_SIZE:,} images"
 
 SELECTION = {
     "fresh": "none: fresh chains",
+    "start": "none: the images that the fresh chains start from, after 0 steps",
     "buffer": "none: the replay buffer as training left it",
     "paper": f"of the buffer, the most confident {KEPT:.0%} of each class that the model predicts",
     "test": "none: real test images",
@@ -104,6 +107,7 @@ def evaluate(
     reference = Images(torch.cat([train, valid]))
     paper_reference = Images(torch.cat([train, valid, test.features]))
     scores = score_all(sets, reference, paper_reference, cfg.seed)
+    add_start(network, draw_start(model, cfg.generated, cfg.seed), reference, scores, cfg.seed)
     found = compare(sets["fresh"].features, train, test.features)
     curves = {"nearest": found.curve} | follow(network, model, cfg, sets["fresh"], reference, scores, work)
     for name, value in found.values.items():
@@ -169,6 +173,16 @@ def draw(model: Classifier, count: int, seed: int, steps: int, work: Path | None
         return drawn(model, labels_of(count, model), seed, steps=steps, folder=place, on_progress=bar.update)
 
 
+def draw_start(model: Classifier, count: int, seed: int) -> Tensor:
+    """x′_0 of the same labels and seeds as `draw`, as uint8 images on the CPU."""
+    labels = labels_of(count, model)
+    parts = [
+        to_uint8(model.film(part, seed + i * STARTS_AT_ONCE, frames=[0])[0]).cpu()
+        for i, part in enumerate(labels.split(STARTS_AT_ONCE))
+    ]
+    return torch.cat(parts)
+
+
 def find_buffer(folder: RunFolder | None, model: Classifier) -> tuple[Buffer | None, str]:
     """The buffer, or None and why."""
     try:
@@ -218,6 +232,13 @@ def score_all(sets: dict[str, Images], reference: Images, paper_reference: Image
 def add_distances(scores: Scores, protocol: str, images: Images, reference: Images, seed: int) -> None:
     scores.add(f"{protocol}/fid", frechet(reference.gaussian, images.gaussian))
     scores.add(f"{protocol}/kid", *kid(images.features, reference.features, seed=seed))
+
+
+def add_start(network: FeatureNetwork, images: Tensor, reference: Images, scores: Scores, seed: int) -> None:
+    """FID and KID of the start, for `fresh` to be read against."""
+    scores.counts["start"] = len(images)
+    start = Images(network.features(images, "the start of the chains"))
+    add_distances(scores, "start", start, reference, seed)
 
 
 def add_overlap(scores: Scores, protocol: str, images: Images, reference: Images, seed: int) -> None:

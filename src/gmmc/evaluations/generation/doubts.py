@@ -77,6 +77,12 @@ def doubts_of_chains(values: Values, ranges: dict[str, tuple[float, float]], ste
             f"fresh chains are much worse than the buffer (FID {fresh:.3g} against {buffer:.3g}): "
             f"perhaps {steps} steps are too few"
         )
+    start = values.get("start/fid")
+    if start is not None and not worse("start", "fresh"):
+        flags.append(
+            f"the chains do not improve on their start by KID (FID {start:.3g} before the first step, "
+            f"{fresh:.3g} after {steps})"
+        )
     followed = sorted(
         (int(name[len("steps_") : -len("/fid")]), value)
         for name, value in values.items()

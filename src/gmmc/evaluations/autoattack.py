@@ -1,0 +1,53 @@
+"""How many test images survive AutoAttack (Croce & Hein 2020)? Its four standard parts and nothing else.
+
+The attack that others quote. `robustness` has more attacks, and in its preset `quick` no FAB-T.
+"""
+
+from torch import nn
+
+from gmmc.attacks.autoattack import PARTS, QUERIES, imported
+from gmmc.attacks.campaign import Campaign
+from gmmc.attacks.protocol import AutoAttack
+from gmmc.attacks.target import Target
+from gmmc.attacks.threats import Threat
+from gmmc.config import EvaluateConfig
+from gmmc.data import Dataset
+from gmmc.evaluations.attacked import accuracies, choose_images, few, open_store, show_progress, told
+from gmmc.evaluations.result import Result, conditions
+from gmmc.progress import Progress
+from gmmc.runs import RunFolder
+
+IMAGES = 256
+THREATS = Threat.linf(4), Threat.linf(8)
+
+
+def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFolder | None = None) -> Result:
+    imported()  # a missing package is an error before the work
+    attacked = choose_images(data.test, cfg.attacked or IMAGES, cfg.seed)
+    target = Target(model)
+    store = open_store("autoattack", folder, target, attacked, THREATS, QUERIES, cfg.seed)
+    with target.exposed() as prepared, Progress("AutoAttack", 1) as bar:
+        images, labels = prepared(attacked.images), attacked.labels.to(target.device)
+        campaign = Campaign(target, images, labels, cfg.seed, store)
+        attack = AutoAttack(campaign, len(data.class_names), PARTS, QUERIES)
+        show_progress(campaign, len(THREATS) * attack.work(), bar)
+        broken = {threat.name: attack.run(threat) for threat in THREATS}
+        measured_in = conditions(model)  # the precision in which all of it was measured
+    values, ranges = accuracies(broken, campaign.right)
+    return Result(
+        values=values,
+        intervals=ranges,
+        flags=[
+            *few(len(labels), "AutoAttack", ranges[f"linf_8/{attack.name}/accuracy"]),
+            *missing(attack, len(data.class_names)),
+            *store.notes,
+        ],
+        conditions={**told(campaign, data), "attacks": attack.settings(), "surrogate": "none", **measured_in},
+        unfinished=store.path,
+    )
+
+
+def missing(attack: AutoAttack, classes: int) -> list[str]:
+    """A warning where a part cannot run: the others together are not AutoAttack."""
+    lost = [part for part in PARTS if part.replace("-", "_") not in attack.parts]
+    return [f"not all of AutoAttack: {', '.join(lost)} needs more than {classes} classes"] if lost else []
