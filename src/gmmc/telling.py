@@ -20,8 +20,8 @@ def beginning(learner: Learner) -> Iterator[str]:
         cure = "" if cfg.objective.name == "balanced" else "objective.name=balanced with "
         yield (
             f"generative.cutout={cfg.generative.cutout} is above contrast.cutout={cfg.contrast.cutout}: "
-            "log p(x) will rate grey squares as likely, since no sample pushes against them; "
-            f"{cure}objective.anchor_on=contrast avoids it"
+            "log p(x) will rate cut-out images too high, since no sample pushes against them; "
+            f"{cure}objective.anchor_on=contrast prevents most of it"
         )
     if total < FEW_UPDATES:
         yield (
