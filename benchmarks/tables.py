@@ -13,7 +13,7 @@ regression by max p(y|x).
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,9 +140,25 @@ def classification(method: Method, table: Table) -> dict[str, Any]:
 
 def novelty(method: Method, table: Table) -> dict[str, Any]:
     """AUROC of unseen rows against strangers; the mean over the classes left out."""
+    found = {}
+    for task in novelty_tasks(table):
+        model = method.make().fit(task.learn, task.y)
+        found[task.name] = auroc(*(method.familiarity(model, rows) for rows in (task.unseen, task.strangers)))
+    return {"novelty_auroc": float(np.mean(list(found.values()))), "novelty_by_class": found}
+
+
+class NoveltyTask(NamedTuple):
+    name: str  # the class left out, or "uniform"
+    learn: np.ndarray
+    y: np.ndarray
+    unseen: np.ndarray
+    strangers: np.ndarray
+
+
+def novelty_tasks(table: Table) -> Iterator[NoveltyTask]:
+    """Each class left out once; of two classes, one task with uniform strangers. Columns are standardised."""
     names = np.unique(table.y)
     source = np.random.default_rng(SEED)
-    found = {}
     for name in names if len(names) > 2 else ["uniform"]:
         inside = table.y != name if len(names) > 2 else np.full(len(table.y), True)
         learn, unseen, y, _ = train_test_split(
@@ -152,11 +168,14 @@ def novelty(method: Method, table: Table) -> dict[str, Any]:
         if len(names) == 2:
             strangers = source.uniform(learn.min(0), learn.max(0), unseen.shape)
         scaler = StandardScaler().fit(learn)
-        model = method.make().fit(scaler.transform(learn), y)
-        scores = [method.familiarity(model, scaler.transform(rows)) for rows in (unseen, strangers)]
-        truth = np.repeat([1, 0], [len(rows) for rows in scores])
-        found[str(name)] = roc_auc_score(truth, np.concatenate(scores))
-    return {"novelty_auroc": float(np.mean(list(found.values()))), "novelty_by_class": found}
+        yield NoveltyTask(
+            str(name), scaler.transform(learn), y, scaler.transform(unseen), scaler.transform(strangers)
+        )
+
+
+def auroc(inside: np.ndarray, outside: np.ndarray) -> float:
+    truth = np.repeat([1, 0], [len(inside), len(outside)])
+    return float(roc_auc_score(truth, np.concatenate([inside, outside])))
 
 
 def main() -> None:

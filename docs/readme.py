@@ -147,6 +147,7 @@ def shipped_table() -> str:
     inside = f"{ood['values']['test images/accepted']:.1%}"
     rows.append([f"accepted of these sets, and of test images {inside}", accepted, "–"])
     values, told = drawn["values"], drawn["conditions"]
+    again = results("cifar10-generation")["generation"]  # of the same model later, without its buffer
     low, high = drawn["intervals"]["fresh/kid"]
     count, kept = told["images"]["fresh"], told["images"]["paper"]
     rows += [
@@ -155,7 +156,7 @@ def shipped_table() -> str:
             f"**{values['fresh/fid']:.1f}**",
             "–",
         ],
-        *start_row(values, told),
+        start_row(again),
         [
             f"FID by the paper's protocol, {kept:,} selected chains of the buffer",
             f"{values['paper/fid']:.1f}",
@@ -172,43 +173,41 @@ def shipped_table() -> str:
     quoted = worst_case([Entry(**attacks)])
     for threat, words in (("linf_8", "L∞ 8/255"), ("l2_0.5", "L2 0.5")):
         rows.append([f"**{quoted}**, {words}", percent(attacks, f"{threat}/worst_case/accuracy"), "–"])
-    rows += autoattack_row(found)
+    rows.append(autoattack_row(found["autoattack"]))
     trained = accuracy["conditions"]["trained"]
     text = (
         f"{accuracy['conditions']['images']:,} test images; 95% intervals in brackets; densities at γ = 1, "
         f"confidences at γ² fitted on {fits['conditions']['fitted_on']}. Chains of {told['steps']} steps "
-        f"from the {told['start']}; reference {told['reference'].split(';')[0]}.{by_steps(drawn)} Attacks: "
+        f"from the {told['start']}; reference {told['reference'].split(';')[0]}.{by_steps(again)} Attacks: "
         f"{attack_limits(attacks)}. Trained for "
         f"{trained['seconds'] / 60:.0f} min on one {accuracy['conditions']['hardware']}, one seed, commit "
         f"{trained['commit'][:10]}. *In italics*: published for a WRN-28-10 after 150 epochs, not measured "
-        "by us. Conditions: [results/](results/cifar10.json)."
+        "by us. Conditions: [results/](results/cifar10.json), start and steps "
+        "[here](results/cifar10-generation.json)."
     )
     header = ["", "the shipped model", "*GMMC (Gen)*"]
     return f"{table(header, rows)}\n{text}\n"
 
 
-def start_row(values: dict[str, float], told: dict[str, Any]) -> list[list[str]]:
-    """What the chains themselves bring can be read against it; older results do not have it."""
-    if "start/fid" not in values:
-        return []
-    start = told["start"].split(",")[0]
-    return [[f"FID of the start alone ({start}), before any step", f"{values['start/fid']:.1f}", "–"]]
+def start_row(drawn: dict[str, Any]) -> list[str]:
+    """What the chains themselves bring can be read against it."""
+    start = drawn["conditions"]["start"].split(",")[0]
+    return [
+        f"FID of their start alone ({start}), before any step",
+        f"{drawn['values']['start/fid']:.1f}",
+        "–",
+    ]
 
 
-def autoattack_row(found: dict[str, Any]) -> list[list[str]]:
-    if "autoattack" not in found:
-        return []
-    entry = found["autoattack"]
+def autoattack_row(entry: dict[str, Any]) -> list[str]:
     count = entry["conditions"]["images"].split()[0]
     shares = [percent(entry, f"linf_{pixels}/autoattack/accuracy") for pixels in (4, 8)]
-    return [[f"AutoAttack, four parts, {count} images: L∞ 4/255, 8/255", ", ".join(shares), "–"]]
+    return [f"**AutoAttack**, four parts, {count} images: L∞ 4/255, 8/255", ", ".join(shares), "–"]
 
 
 def by_steps(drawn: dict[str, Any]) -> str:
-    """FID of the same chains, shorter and longer, where it was measured."""
-    curve = drawn["curves"].get("steps")
-    if not curve:
-        return ""
+    """FID of the same chains, shorter and longer."""
+    curve = drawn["curves"]["steps"]
     count = drawn["conditions"]["images"][f"steps_{curve['steps'][0]}"]
     pairs = zip(curve["steps"], curve["fid"], strict=True)
     told = ", ".join(f"{fid:.1f} after {steps} steps" for steps, fid in pairs)

@@ -508,7 +508,9 @@ def test_on_a_gpu(tmp_path, data):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
 @pytest.mark.parametrize("labels", ["priors", "batch"])
 def test_what_does_not_fit_on_the_device_is_streamed_and_changes_nothing(data, device, labels, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # else no two trainings on a GPU are equal
+    monkeypatch.setattr(
+        torch.backends.cudnn, "deterministic", True
+    )  # else no two trainings on a GPU are equal
     train = {"device": device, "engine": "plain"}
     buffer = {"labels": labels, "size": 60, "reinit": 0.3}
     whole, streamed = (

@@ -1,0 +1,68 @@
+"""By which score GMMCClassifier tells rows of unseen classes from its own, on the tables of tables.py.
+
+    python benchmarks/scores.py --out results/scores.json     # some minutes on one core
+
+Tasks and strangers are those of the novelty in tables.py. Every score is of the same fitted model.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tables import SEED, TABLES, auroc, novelty_tasks
+
+import gmmc
+from gmmc import GMMCClassifier, provenance
+from gmmc.atomic import write_atomic
+from gmmc.progress import Progress
+
+SCORES = ("log_density", "span_density", "residual", "neighbours", "max_posterior")
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Mean AUROC over the tasks for each score, and the median share of the energy outside the span."""
+    found: dict[str, list[float]] = {score: [] for score in SCORES}
+    shares = []
+    for task in novelty_tasks(TABLES[name]()):
+        estimator = GMMCClassifier(random_state=SEED).fit(task.learn, task.y)
+        model, rows = estimator.model_, [estimator.to_unit(x) for x in (task.unseen, task.strangers)]
+        for score in SCORES:
+            found[score].append(auroc(*(model.answer(x, score=score).values.numpy() for x in rows)))
+        span, residual = (model.answer(rows[0], score=s).values for s in ("span_density", "residual"))
+        shares.append((residual.median() / (residual.median() + span.median())).item())
+    means = {score: float(np.mean(values)) for score, values in found.items()}
+    return {"auroc": means, "share_outside_span": float(np.median(shares)), "default": model.abstains_by}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/scores.json"), help="the JSON file to write")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    found = {}
+    with Progress("measuring", len(TABLES)) as bar:
+        for name in TABLES:
+            found[name] = measure(name)
+            bar.update(len(found), name)
+    conditions = {
+        "protocol": " ".join(str(__doc__).split("\n\n")[2].split()),
+        "seed": SEED,
+        "hardware": provenance.hardware(torch.device("cpu")),
+        "gmmc": gmmc.__version__,
+        "commit": provenance.commit(),
+    }
+    text = json.dumps({"tables": found, "conditions": conditions}, indent=1, ensure_ascii=False)
+    write_atomic(arguments.out, f"{text}\n".encode())
+    for name, entry in found.items():
+        print(
+            f"{name:14s}", {key: round(value, 3) for key, value in entry["auroc"].items()}, entry["default"]
+        )
+
+
+if __name__ == "__main__":
+    main()
