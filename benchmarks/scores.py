@@ -18,6 +18,7 @@ import gmmc
 from gmmc import GMMCClassifier, provenance
 from gmmc.atomic import write_atomic
 from gmmc.progress import Progress
+from gmmc.scores import feature_scores, features
 
 SCORES = ("log_density", "span_density", "residual", "neighbours", "max_posterior")
 
@@ -28,11 +29,16 @@ def measure(name: str) -> dict[str, Any]:
     shares = []
     for task in novelty_tasks(TABLES[name]()):
         estimator = GMMCClassifier(random_state=SEED).fit(task.learn, task.y)
-        model, rows = estimator.model_, [estimator.to_unit(x) for x in (task.unseen, task.strangers)]
+        model = estimator.model_
+        network = model.tempered()
+        inside, outside = (  # not by `answer`, which takes images in [0, 1] only: strangers may lie beyond
+            feature_scores(network, features(network, estimator.to_unit(rows)), estimator.gamma2_)
+            for rows in (task.unseen, task.strangers)
+        )
         for score in SCORES:
-            found[score].append(auroc(*(model.answer(x, score=score).values.numpy() for x in rows)))
-        span, residual = (model.answer(rows[0], score=s).values for s in ("span_density", "residual"))
-        shares.append((residual.median() / (residual.median() + span.median())).item())
+            found[score].append(auroc(inside[score].numpy(), outside[score].numpy()))
+        outer, inner = (-inside[score].median().item() for score in ("residual", "span_density"))
+        shares.append(outer / (outer + inner))
     means = {score: float(np.mean(values)) for score, values in found.items()}
     return {"auroc": means, "share_outside_span": float(np.median(shares)), "default": model.abstains_by}
 
