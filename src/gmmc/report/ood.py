@@ -32,9 +32,9 @@ SETS = {
 }
 MEASURES = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR at 95% TPR"}
 TEMPERATURES = {"fitted": "fitted γ²", "unit": "γ = 1", "paper": "the paper’s γ²"}
-CONFIDENCE = (
-    "max_posterior"  # at the first temperature there is; all other scores at γ = 1 where they have it
-)
+# Shown at the first of these temperatures; all other scores at γ = 1 where they have it.
+CONFIDENCE = "max_posterior"
+ROOMY = 6  # columns that fit without being set closer
 
 
 class Places:
@@ -121,7 +121,8 @@ def score_table(name: str, runs: Sequence[Run], places: Places, at: Mapping[str,
 
     `at`: the scores to show, and the temperature of each.
     """
-    table = Table([SETS.get(s, s) for s in places.sets], caption=MEASURES.get(measure, measure))
+    caption = MEASURES.get(measure, measure)
+    table = Table([SETS.get(s, s) for s in places.sets], caption=caption, dense=len(places.sets) > ROOMY)
     one_data_set = len({run.data for run in runs}) == 1
     width = len(places.sets)
     for score, t in at.items():
@@ -138,7 +139,7 @@ def score_table(name: str, runs: Sequence[Run], places: Places, at: Mapping[str,
 def summary_table(name: str, runs: Sequence[Run], places: Places, key: str, caption: str) -> Table:
     """A value of each set alone, the test images first; a row per run that has it."""
     sets = [INSIDE, *places.sets]
-    table = Table([SETS.get(s, s) for s in sets], caption=caption)
+    table = Table([SETS.get(s, s) for s in sets], caption=caption, dense=len(sets) > ROOMY)
     for run in runs:
         entry = run.results.get(name)
         if entry and f"{INSIDE}/{key}" in entry.values:
