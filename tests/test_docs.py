@@ -1,7 +1,6 @@
 """The documents say what is there."""
 
 import re
-import runpy
 import subprocess
 import sys
 import tomllib
@@ -25,29 +24,6 @@ def test_the_readme_s_numbers_are_those_of_results():
         [sys.executable, ROOT / "docs" / "readme.py", "--check"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_rows_of_the_shipped_model_that_older_results_lack():
-    page = runpy.run_path(str(ROOT / "docs" / "readme.py"))
-    assert page["start_row"]({}, {}) == page["autoattack_row"]({}) == []
-    assert page["by_steps"]({"curves": {}}) == ""
-    ((label, fid, _),) = page["start_row"]({"start/fid": 141.24}, {"start": "uniform noise, not the buffer"})
-    assert "uniform noise" in label
-    assert fid == "141.2"
-    drawn = {
-        "curves": {"steps": {"steps": [100, 200], "fid": [26.81, 22.04]}},
-        "conditions": {"images": {"steps_100": 10_000}},
-    }
-    assert "FID of 10,000 such chains: 26.8 after 100 steps, 22.0 after 200 steps" in page["by_steps"](drawn)
-    places = [f"linf_{pixels}/autoattack/accuracy" for pixels in (4, 8)]
-    measured = {
-        "values": dict(zip(places, (0.25, 0.01), strict=True)),
-        "intervals": dict.fromkeys(places, (0.0, 0.3)),
-        "conditions": {"images": "256 of 10000 test images"},
-    }
-    ((label, shares, _),) = page["autoattack_row"]({"autoattack": measured})
-    assert "256 images" in label
-    assert shares == "**25.0%** [0.0, 30.0], **1.0%** [0.0, 30.0]"
 
 
 def test_every_function_of_the_paper_table_exists():

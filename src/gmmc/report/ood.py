@@ -156,8 +156,8 @@ def rule(run: Run) -> Mapping[str, Any]:
 def rule_in_words(run: Run, runs: Sequence[Run]) -> str:
     told = rule(run)
     score = SCORES.get(str(told["score"]), str(told["score"]))
-    whose = f"{run.name}: " if len(runs) > 1 else ""
-    return f"{whose}by {score}; the threshold accepts {told['tpr']:.0%} of the validation images."
+    whose = f"{run.name}: accepted" if len(runs) > 1 else "Accepted"
+    return f"{whose} by {score}; the threshold accepts {told['tpr']:.0%} of the validation images."
 
 
 def histogram_panels(name: str, runs: Sequence[Run], places: Places, score: str) -> list[Panel]:
