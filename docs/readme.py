@@ -419,6 +419,46 @@ def tables_table() -> str:
     return f"{table(['', *methods], rows)}\n{told}\n"
 
 
+def photos_table() -> str:
+    found = results("photos")
+    rows = []
+    for count, entry in found["photos"].items():
+        values, ranges = entry["values"], entry["intervals"]
+        aurocs = [
+            f"{values[place]:.2f} [{ranges[place][0]:.2f}, {ranges[place][1]:.2f}]"
+            for score in ("log_density/unit", "neighbours/unit", "max_posterior/fitted")
+            for place in (f"ood/other/{score}/auroc",)
+        ]
+        low, high = ranges["accuracy/top1"]
+        chance = values["calibration/fitted/ece_if_perfect_95"]
+        rows.append(
+            [
+                f"{int(count):,}",
+                f"{values['accuracy/top1']:.0%} [{100 * low:.0f}, {100 * high:.0f}]",
+                f"{values['calibration/fitted/ece']:.0%} ({chance:.0%})",
+                *aurocs,
+                f"{values['ood/other/accepted']:.0%}, {values['ood/test images/accepted']:.0%}",
+                str(entry["validation_images"]),
+            ]
+        )
+    header = [
+        "photos",
+        "test accuracy",
+        "ECE fitted (by chance, up to)",
+        "`other`: AUROC of log p(x)",
+        "of the distance to training features",
+        "of max p(y\\|x)",
+        "accepted of `other`, of test images",
+        "validation images behind the threshold",
+    ]
+    told = (
+        f"{found['conditions']['protocol']} One seed, {found['conditions']['hardware']}, commit "
+        f"{found['conditions']['commit'][:10]}. All of it: [results/photos.json](../results/photos.json), by "
+        "[benchmarks/photos.py](../benchmarks/photos.py)."
+    )
+    return f"{table(header, rows)}\n{told}\n"
+
+
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "digits": digits_table,
@@ -431,6 +471,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/log.md": {"cifar10-search": search_table},
     "docs/tables.md": {"tables": tables_table},
+    "docs/own-images.md": {"photos": photos_table},
 }
 
 

@@ -15,6 +15,7 @@ import gmmc
 from conftest import make_model
 from gmmc import cli, hub, records, runs
 from gmmc.errors import InputError
+from gmmc.packing import pack, unpack
 
 CARD = """
 title = "Digits | by <hand>"
@@ -143,6 +144,20 @@ def test_what_others_add_and_what_older_versions_lack_is_let_be(copied, digits):
     del told["parameters"], told["recipe"]["abstain"]  # as the defaults are
     file.write_text(json.dumps(told))
     assert gmmc.from_pretrained(copied).cfg == digits[0].cfg
+
+
+def test_a_folder_of_an_older_version_is_read_without_its_threshold(copied, digits):
+    """Its log p(x) was at the fitted γ²: the model answers by what is left, and names the command."""
+    tensors, info, _ = unpack(copied / "model.safetensors")
+    del info[runs.DENSITY_GAMMA2]
+    (copied / "model.safetensors").write_bytes(pack(tensors, info)[0])
+    model, images = gmmc.from_pretrained(copied), digits[1].test.images[:3]
+    with pytest.raises(InputError, match="gmmc calibrate RUN"):
+        model.answer(images)
+    assert torch.equal(
+        model.answer(images, score="max_posterior").labels,
+        digits[0].answer(images, score="max_posterior").labels,
+    )
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "bert"}'])

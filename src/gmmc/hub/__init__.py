@@ -98,12 +98,10 @@ def described(model: Classifier) -> dict[str, Any]:
         "gamma2_stored": model.head.gamma2.item(),
     }
     if reference:
-        facts |= {
-            "gamma2_fitted": reference.gamma2,
-            "score": model.abstains_by,
-            "tpr": abstain.tpr,
-            "threshold": reference.threshold(model.abstains_by, abstain.tpr),
-        }
+        facts["gamma2_fitted"] = reference.gamma2
+    if reference and model.abstains_by in reference.scores:  # an older file may lack it
+        threshold = reference.threshold(model.abstains_by, abstain.tpr)
+        facts |= {"score": model.abstains_by, "tpr": abstain.tpr, "threshold": threshold}
     return facts | {"recipe": json.loads(json.dumps(dataclasses.asdict(model.cfg)))}
 
 
