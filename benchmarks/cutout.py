@@ -23,7 +23,7 @@ from sklearn.svm import SVC
 from torch import Tensor
 
 import gmmc
-from gmmc import config, core, provenance
+from gmmc import config, provenance
 from gmmc import data as data_sources
 from gmmc.atomic import write_atomic
 from gmmc.config import Config
@@ -35,7 +35,7 @@ from gmmc.models import Classifier
 from gmmc.pixels import to_signed, to_uint8, to_unit
 from gmmc.progress import Progress
 from gmmc.randomness import generator
-from gmmc.scores import batched
+from gmmc.scores import feature_scores, features
 from gmmc.train import train
 
 SIDE = 4  # of the square, in images of 8×8 pixels
@@ -79,19 +79,14 @@ def trained(variant: str, anchor: float, seed: int) -> tuple[Classifier, Dataset
 
 # --- measuring ---
 
+NAMES = {"log_density": "log_density", "span_density": "in_span", "residual": "outside_span"}
+
 
 def densities(model: Classifier, images: Tensor) -> dict[str, np.ndarray]:
-    """log p(x) at γ = 1: of φ, of its part in the span of the means, and −½‖·‖² of the rest."""
-    features = batched(model, model.features, images).double()
-    means = model.head.means.double()
-    directions = torch.linalg.svd(means, full_matrices=False).Vh[: len(means) - 1]  # Σμ = 0
-    inside = features @ directions.T @ directions
-    found = {
-        "log_density": core.log_density(-core.unit_energies(features, means)),
-        "in_span": core.log_density(-core.unit_energies(inside, means)),
-        "outside_span": -core.unit_energy(features, inside),
-    }
-    return {name: values.cpu().numpy() for name, values in found.items()}
+    """log p(x) at γ = 1, its part in the span of the means, and the rest."""
+    network = model.tempered()
+    scores = feature_scores(network, features(network, images), 1.0, list(NAMES))
+    return {NAMES[score]: values.numpy() for score, values in scores.items()}
 
 
 def cut_out_copies(images: Tensor, seed: int) -> Tensor:

@@ -420,7 +420,7 @@ class TestCalibrate:
         status, _, err = gmmc("predict", old, tmp_path / "black.png", capsys=capsys)
         assert status == 2
         assert "no threshold for the score 'log_density'" in err
-        assert "`gmmc calibrate RUN`" in err
+        assert "`gmmc calibrate RUN --score auto`" in err
         assert err.count("\n") == 1
         assert gmmc("evaluate", old, "ood", capsys=capsys)[0] == 0
         status, told, _ = gmmc("calibrate", old, "--device", "cpu", capsys=capsys)

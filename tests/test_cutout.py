@@ -3,11 +3,10 @@
 import runpy
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from conftest import make_model, tiny_data
+from conftest import tiny_data
 
 ROOT = Path(__file__).parents[1]
 BENCHMARK = ROOT / "benchmarks" / "cutout.py"
@@ -16,13 +15,6 @@ BENCHMARK = ROOT / "benchmarks" / "cutout.py"
 @pytest.fixture(scope="module")
 def cutout():
     return runpy.run_path(str(BENCHMARK))
-
-
-def test_log_density_is_its_parts_in_and_outside_the_span(cutout):
-    """½‖φ − μ‖² = ½‖φ_in − μ‖² + ½‖φ_out‖², and the last is the same for all classes."""
-    found = cutout["densities"](make_model(model={"dim": 16, "scale": 1.0}), tiny_data().test.images)
-    np.testing.assert_allclose(found["log_density"], found["in_span"] + found["outside_span"], rtol=1e-6)
-    assert found["outside_span"].max() < 0
 
 
 def test_squares_are_seen_where_there_are_some(cutout):
@@ -37,9 +29,13 @@ def test_squares_are_seen_where_there_are_some(cutout):
 
 @pytest.mark.slow
 def test_an_anchor_on_contrast_images_keeps_the_density_from_learning_cut_outs(cutout):
-    """0.66, 0.64, 0.68 as it is and 0.84, 0.84, 0.85 cured: seeds 0, 1, 2 of results/cutout.json."""
+    """Of seeds 0, 1, 2 in results/cutout.json: 0.66, 0.64, 0.68 as is; 0.84, 0.84, 0.85 cured.
+
+    The same squares in both terms are no cure: 0.45, 0.46, 0.48.
+    """
     auroc = {}
-    for variant in ("as is", "anchor on contrast"):
+    for variant in ("as is", "anchor on contrast", "cut-out in both"):
         model, data = cutout["trained"](variant, anchor=1.0, seed=0)
         auroc[variant] = cutout["ranks"](model, data, seed=0)["log_density/auroc"]
     assert auroc["anchor on contrast"] > auroc["as is"] + 0.1
+    assert auroc["cut-out in both"] < auroc["as is"] - 0.05

@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 import gmmc
 from conftest import make_model, tiny_data
 from gmmc.config import EvaluateConfig
-from gmmc.data import Dataset, Outside
+from gmmc.data import Dataset, LabelledImages, Outside
 from gmmc.errors import InputError
 from gmmc.evaluations import intervals, ood
 from gmmc.evaluations.detection import bootstrap, detect, histogram
@@ -127,6 +127,20 @@ class TestEvaluation:
                 assert result.values[f"{name}/accepted"] == pytest.approx(accepted), (score, name)
                 low, high = result.intervals[f"{name}/accepted"]
                 assert low <= accepted <= high
+
+    @pytest.mark.parametrize("count", [0, 12])
+    def test_a_confidence_is_judged_at_the_temperature_of_its_threshold(self, count):
+        """Also on data whose validation images would fit another temperature, or that have none."""
+        rule = {"score": "max_posterior", "tpr": 0.6}
+        model, data = make_model(abstain=rule), tiny_data()
+        model.calibrate(data.valid.images, data.valid.labels)
+        labels = 2 - data.valid.labels[:count]
+        valid = LabelledImages(data.valid.images[:count], labels)
+        other = Dataset(data.train, valid, data.test, data.class_names)
+        result = gmmc.evaluate(model, other, "ood", self.cfg)["ood"]
+        accepted = model.answer(data.test.images).accepted.double().mean().item()
+        assert 0 < accepted < 1
+        assert result.values["test images/accepted"] == pytest.approx(accepted)
 
     def test_both_parts_of_the_energy_are_those_of_the_features(self):
         model, data = make_model(), tiny_data()

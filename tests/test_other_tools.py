@@ -13,7 +13,9 @@ import gmmc
 from conftest import make_model, tiny_data
 from doc_blocks import DOCS, blocks_of, linked_files
 from gmmc import cli
+from gmmc.attacks.target import Target
 from gmmc.errors import InputError
+from gmmc.evaluations.attacked import open_store
 
 PAGE = DOCS / "other-tools.md"
 BLOCKS = blocks_of(PAGE)
@@ -131,6 +133,15 @@ class TestCalibrated:
         density = model.at(1.0)(data.test.images / 255).detach().logsumexp(1).double()
         by_density = model.answer(data.test.images, score="log_density")
         torch.testing.assert_close(density, by_density.values, rtol=1e-4, atol=1e-4)
+
+    def test_another_temperature_is_another_network_to_an_interrupted_attack(self, digits):
+        model, data = digits
+        some = data.test[:2]
+        keys = {
+            open_store("autoattack", None, Target(module), some).key
+            for module in (model, model.at(1.0), model.at(2.0))
+        }
+        assert len(keys) == 3
 
     def test_a_temperature_must_be_positive(self, digits):
         with pytest.raises(InputError, match="gamma2 must be above 0, got 0"):

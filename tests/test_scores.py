@@ -17,6 +17,7 @@ from gmmc.packing import pack, unpack
 from gmmc.scores import (
     SCORES,
     evaluating,
+    feature_energies,
     feature_scores,
     fit_gamma2,
     gradient_norms,
@@ -132,6 +133,17 @@ def test_gamma2_changes_the_confidence_alone():
     torch.testing.assert_close(before["log_density"], by_hand)
 
 
+def test_scores_do_not_depend_on_how_many_features_are_in_memory(monkeypatch):
+    network = make_model().tempered()
+    found = torch.randn(30, network.module.dim, generator=torch.Generator().manual_seed(0))
+    whole, energies = feature_scores(network, found, 2.0), feature_energies(network, found)
+    monkeypatch.setattr("gmmc.scores.FEATURES_AT_ONCE", 7)
+    for name, values in feature_scores(network, found, 2.0).items():
+        torch.testing.assert_close(values, whole[name], rtol=1e-12, atol=1e-12)
+    assert torch.equal(feature_energies(network, found), energies)
+    assert feature_scores(network, found, 2.0, ["residual"]).keys() == {"residual"}
+
+
 class TestNeighbours:
     def test_distance_is_that_of_the_kth_nearest(self):
         kept = torch.arange(20.0)[:, None] * torch.tensor([[3.0, 4.0]])  # 5 apart, on a line
@@ -146,12 +158,21 @@ class TestNeighbours:
         with pytest.raises(InputError, match="float16"):
             Neighbours.of(torch.full((3, 2), 1e6))
 
+    def test_a_model_whose_features_do_not_fit_has_all_other_thresholds(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(Neighbours, "of", lambda _: (_ for _ in ()).throw(InputError("too large")))
+        model = train(tiny_config(), tmp_path / "run", tiny_data())
+        assert model.neighbours is None
+        assert model.reference.scores.keys() == {*SCORES} - {"neighbours"}
+
     def test_subset_is_balanced_and_random(self):
         labels = torch.tensor([0] * 500 + [1] * 50 + [2] * 3)
         places = balanced_subset(labels, 60, torch.Generator().manual_seed(0))
         assert labels[places].bincount().tolist() == [20, 20, 3]
         assert len(places.unique()) == len(places)
         assert places[:20].max() > 100  # not the first ones
+        assert len(balanced_subset(labels[:0], 60, torch.Generator())) == 0
+        with pytest.raises(InputError, match="at least one image"):
+            make_model().keep_neighbours(torch.zeros(0, 1, 8, 8), [])
 
     def test_a_model_keeps_features_of_its_training_images_in_half_precision(self, model):
         assert model.neighbours.features.dtype == torch.float16
@@ -358,7 +379,7 @@ class TestAnswer:
         wanted = model.answer(images, score="max_posterior")
         assert old.answer(images, score="max_posterior").threshold == wanted.threshold
         for score in ("log_density", "gradient_norm", None):
-            with pytest.raises(InputError, match=r"no threshold for the score .*`gmmc calibrate RUN`"):
+            with pytest.raises(InputError, match=r"no threshold for the score .*gmmc calibrate RUN"):
                 old.answer(images, score=score)
         data = tiny_data(count=96)
         old.calibrate(data.valid.images, data.valid.labels)

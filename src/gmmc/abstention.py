@@ -61,13 +61,13 @@ class Reference:
             raise InputError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
         if score not in self.scores:
             raise InputError(
-                f"this model keeps no threshold for the score {score!r}, only for {', '.join(self.scores)}: "
-                f"its head has none, or an older gmmc fitted it at another temperature; {REFIT}"
+                f"this model keeps no threshold for the score {score!r}, only for {', '.join(self.scores)}; "
+                f"if an older gmmc made it, {REFIT}"
             )
         return self.scores[score]
 
 
-REFIT = "`gmmc calibrate RUN` fits thresholds again, as model.calibrate(images, labels) does in Python"
+REFIT = "`gmmc calibrate RUN --score auto` fits its thresholds again; in Python, model.calibrate does"
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class Neighbours:
 
 
 def balanced_subset(labels: Tensor, count: int, source: torch.Generator) -> Tensor:
-    """Places of up to `count` images drawn at random, equally many of each class as far as there are."""
+    """Places of about `count` images drawn at random: of each class equally many, if it has them, or one."""
     order = torch.randperm(len(labels), generator=source)
     classes = labels.unique()
-    each = max(1, count // len(classes))
-    return torch.cat([order[labels[order] == y][:each] for y in classes])
+    each = max(1, count // max(1, len(classes)))
+    return torch.cat([order[:0], *(order[labels[order] == y][:each] for y in classes)])
 
 
 @dataclass(frozen=True)

@@ -263,6 +263,7 @@ def calibrate(run: Run, score: Score = None, tpr: Tpr = None, device: Device = "
         f"{run}: gamma2 = {model.reference.gamma2:.4g} on {model.reference.images} validation images; "
         f"it abstains where {score} is below {model.reference.threshold(score, tpr):.4g} (tpr {tpr:g})"
     )
+    print(f"Next: gmmc evaluate {run} ood   measures what share of other images it accepts now")
 
 
 @app.command(epilog=example("gmmc export cifar10 cifar10.onnx   or   gmmc export runs/demo my-digits"))

@@ -72,8 +72,13 @@ def calibrate_run(run: str, device: str, *, score: str | None, tpr: float | None
     data = load_data(model, run)
     if not len(data.valid):
         raise InputError(f"{run} has no validation images to calibrate by (data.valid)")
+    for warning in evaluations.doubts_of_held_out(model, data):
+        raise InputError(f"{run}: {warning}; in Python, model.calibrate(images, labels) takes any images")
     with Progress("calibrating", 2) as bar:
-        model.keep_neighbours(data.train.images, data.train.labels)
+        try:
+            model.keep_neighbours(data.train.images, data.train.labels)
+        except InputError as error:
+            bar.say(f"no score by neighbours: {error}")
         bar.update(1)
         model.calibrate(data.valid.images, data.valid.labels)
         bar.update(2)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gmmc import __version__, core, scores
+from gmmc.abstention import REFIT
 from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
 from gmmc.models import Classifier
@@ -139,9 +140,11 @@ def metadata(model: Classifier) -> dict[str, str]:
     }
     if reference is None:
         return facts
+    facts["gamma2_fitted"] = repr(reference.gamma2)
     score = score_of(model)
+    if score not in reference.scores:  # an older file
+        return facts
     return facts | {
-        "gamma2_fitted": repr(reference.gamma2),
         "score": score,
         "tpr": repr(tpr),
         "threshold": repr(reference.threshold(score, tpr)),
@@ -160,6 +163,8 @@ def _remarks(model: Classifier) -> Iterator[str]:
             "this model keeps no scores of validation images: the graph's γ² is the stored one, its "
             "posterior is not calibrated, and there is no threshold to abstain by"
         )
+    elif score_of(model) not in model.reference.scores:
+        yield f"there is no threshold to abstain by: this model keeps none for {score_of(model)}; {REFIT}"
     elif model.abstains_by not in SCORES:
         yield f"the model abstains by {model.abstains_by}, the graph's threshold is that of {score_of(model)}"
 

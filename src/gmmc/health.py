@@ -85,7 +85,8 @@ def force_ratio(pulled: float, pushing: float, beta: float, cfg: Config) -> floa
     """R = β√(Ē′/Ē): how hard samples push φ, relative to how hard real images pull it.
 
     Ē is of the images that samples are balanced against: contrast images, or real ones where there are none.
-    Under a cap E′ counts up to the cap. The balanced objective weighs both with β, and its anchor pulls too.
+    Under a cap E′ counts up to the cap. The balanced objective weighs both with β, and its anchor pulls too,
+    counted as if it were on the same images.
     """
     pull = beta + cfg.objective.anchor if cfg.objective.name == "balanced" else 1.0
     ratio = pushing / pulled

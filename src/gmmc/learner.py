@@ -268,8 +268,9 @@ class Learner:
         if self.start:
             model.trained["start"] = self.start
         if len(self.data.valid):
-            with contextlib.suppress(InputError):  # of a training that diverged, energies may not be finite
+            with contextlib.suppress(InputError):  # features that float16 cannot hold: no score by neighbours
                 model.keep_neighbours(self.data.train.images, self.data.train.labels)
+            with contextlib.suppress(InputError):  # of a training that diverged, energies may not be finite
                 model.calibrate(self.data.valid.images, self.data.valid.labels)
         return model
 

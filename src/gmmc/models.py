@@ -16,7 +16,16 @@ from gmmc.heads import HEADS
 from gmmc.pixels import Shape, as_batch, to_signed, to_unit
 from gmmc.randomness import generator
 from gmmc.sampling import BOX, SAMPLERS, Chains, Mover, Noise, SeededNoise, descend
-from gmmc.scores import Tempered, batched, feature_scores, features, fit_gamma2, gradient_norms, logits_at
+from gmmc.scores import (
+    Tempered,
+    batched,
+    feature_energies,
+    feature_scores,
+    features,
+    fit_gamma2,
+    gradient_norms,
+    logits_at,
+)
 from gmmc.starts import GaussianStart, UniformStart
 
 # Chains run in padded blocks of a fixed size, so that an image is the same to the last bit whether it is
@@ -75,7 +84,7 @@ class Classifier(nn.Module):
         return self.logits(images).argmax(-1)
 
     def energy(self, images, labels) -> Tensor:
-        """E(x, y) = ‖φ(x) − μ_y‖²/2γ²  (Eq. 4)."""
+        """E(x, y) = ‖φ(x) − μ_y‖²/2γ²  (Eq. 4), at the stored γ²; `log_density` is at γ = 1."""
         logits = self.logits(images)
         return core.energy(logits, self.label_tensor(labels, len(logits)).to(self.device))
 
@@ -107,9 +116,10 @@ class Classifier(nn.Module):
 
         A class-balanced random subset of `NEIGHBOURS_KEPT` images is enough; the rest is not looked at.
         """
-        y = self.label_tensor(labels, len(images))
+        batch = as_batch(images, self.shape)
+        y = self.label_tensor(labels, len(batch))
         places = balanced_subset(y, NEIGHBOURS_KEPT, generator(0, "neighbours"))
-        self.neighbours = Neighbours.of(features(self.tempered(), as_batch(images[places], self.shape)).cpu())
+        self.neighbours = Neighbours.of(features(self.tempered(), batch[places]).cpu())
 
     def calibrate(self, images, labels) -> None:
         """Fit γ² and the thresholds of `answer` on images that the model was not trained on."""
@@ -119,7 +129,7 @@ class Classifier(nn.Module):
             raise InputError("calibration needs at least one image, got none")
         network = self.tempered()
         found = features(network, batch)
-        gamma2 = fit_gamma2(network, network.energies_of(found).cpu(), y)
+        gamma2 = fit_gamma2(network, feature_energies(network, found), y)
         scores = feature_scores(network, found, gamma2) | {"gradient_norm": gradient_norms(network, batch)}
         self.reference = Reference.of(gamma2, scores)
 
@@ -150,12 +160,12 @@ class Classifier(nn.Module):
         batch = as_batch(images, self.shape)
         network = self.tempered()
         found = features(network, batch)
-        logits = logits_at(network, network.energies_of(found), reference.gamma2)
+        logits = logits_at(network, feature_energies(network, found), reference.gamma2)
         confidence, labels = core.log_posterior(logits).exp().max(-1)
         if score == "gradient_norm":
             values = gradient_norms(network, batch)
         else:
-            values = feature_scores(network, found, reference.gamma2)[score]
+            values = feature_scores(network, found, reference.gamma2, [score])[score]
         percentile = reference.percentile(score, values)
         names = [self.class_names[y] for y in labels]
         return Answer(labels, names, confidence, score, values, threshold, percentile, values >= threshold)
@@ -332,9 +342,13 @@ class Calibrated(nn.Module):
     A softmax of exactly 1 has no gradient to attack by and ranks no images.
     """
 
+    gamma2: Tensor
+
     def __init__(self, model: Classifier, gamma2: float):
         super().__init__()
-        self.model, self.gamma2 = model, gamma2
+        self.model = model
+        # A buffer: the same weights at another γ² are another network, also to who hashes its state.
+        self.register_buffer("gamma2", torch.tensor(gamma2, device=model.device))
         self.training = model.training
 
     def forward(self, images: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ tie by underflow or saturation: max p(y|x) is ranked by its log odds.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from gmmc.pixels import as_unit
 
 # Images at once; with gradients a CPU's memory is the limit.
 BATCH = {"cpu": 64, "cuda": 256}
-FEATURES_AT_ONCE = 2048  # energies of all classes hold as many numbers per class
+FEATURES_AT_ONCE = 256  # rows of features whose differences to all means are in memory at once
 GAMMA2_RANGE = (1e-4, 1e6)  # that a fit looks in
 SCORES = ("log_density", "span_density", "residual", "neighbours", "max_posterior", "gradient_norm")
 
@@ -121,31 +121,44 @@ def logits_at(network: Tempered, energies: Tensor, gamma2: float) -> Tensor:
 
 
 @torch.inference_mode()
-def feature_scores(network: Tempered, found: Tensor, gamma2: float) -> dict[str, Tensor]:
-    """Every score that follows from the features, (N,) each on the CPU; γ² is that of the confidence.
+def feature_energies(network: Tempered, found: Tensor) -> Tensor:
+    """Unit energies of all classes from the features, (N, C) on the CPU in float64."""
+    parts = [network.energies_of(part).cpu().double() for part in found.split(FEATURES_AT_ONCE)]
+    energies = torch.cat(parts)
+    check_finite(energies)
+    return energies
+
+
+@torch.inference_mode()
+def feature_scores(
+    network: Tempered, found: Tensor, gamma2: float, names: Sequence[str] = SCORES
+) -> dict[str, Tensor]:
+    """The scores that follow from the features, (N,) each on the CPU; γ² is that of the confidence.
 
     log_density and max_posterior are the paper's (section 4.3), the latter as log odds, which rank images in
     the same order. span_density is log p(x) of the features projected on the span of the means, residual the
     negated rest of the energy: their sum is log_density. neighbours is the negated distance to training
     features.
     """
-    parts = [_feature_scores(network, part, gamma2) for part in found.split(FEATURES_AT_ONCE)]
+    parts = [_feature_scores(network, part, gamma2, names) for part in found.split(FEATURES_AT_ONCE)]
     return {name: torch.cat([part[name] for part in parts]).cpu().double() for name in parts[0]}
 
 
-def _feature_scores(network: Tempered, found: Tensor, gamma2: float) -> dict[str, Tensor]:
+def _feature_scores(
+    network: Tempered, found: Tensor, gamma2: float, names: Sequence[str]
+) -> dict[str, Tensor]:
     energies = network.energies_of(found).double()
     check_finite(energies)
     scores = {
         "log_density": core.log_density(network.logits(energies, 1.0)),
         "max_posterior": core.log_odds(network.logits(energies, gamma2)),
     }
-    if network.split is not None:
+    if network.split is not None and {"span_density", "residual"} & {*names}:
         inside, rest = network.split(found)
         scores |= {"span_density": core.log_density(network.logits(inside, 1.0)), "residual": -rest}
-    if network.distance is not None:
+    if network.distance is not None and "neighbours" in names:
         scores["neighbours"] = -network.distance(found)
-    return scores
+    return {name: values for name, values in scores.items() if name in names}
 
 
 def gradient_norms(network: Tempered, images: Tensor, on_progress: OnProgress | None = None) -> Tensor:

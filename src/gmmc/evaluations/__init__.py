@@ -151,7 +151,7 @@ def doubts_of_held_out(model: nn.Module, data: Dataset) -> list[str]:
     same = model.trained["held_out_sha256"] == data.held_out_fingerprint
     if same or model.trained["data_sha256"] != data.fingerprint:
         return []
-    return ["validation or test images are not those of the training, which its thresholds come from"]
+    return ["validation or test images are not those that the model was trained with"]
 
 
 def choose(model: nn.Module, names: Iterable[str]) -> list[str]:

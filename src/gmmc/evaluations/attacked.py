@@ -64,7 +64,7 @@ def few(count: int, what: str, interval: tuple[float, float]) -> list[str]:
     return [f"{count} images only: {what} at 8/255 is known to lie in [{low:.0%}, {high:.0%}], no better"]
 
 
-def told(campaign: Campaign, data: Dataset) -> dict[str, Any]:
+def shared_conditions(campaign: Campaign, data: Dataset) -> dict[str, Any]:
     """Conditions of every attack."""
     return {
         "images": f"{len(campaign.labels)} of {len(data.test)} test images, drawn at random",

@@ -12,7 +12,14 @@ from gmmc.attacks.target import Target
 from gmmc.attacks.threats import Threat
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
-from gmmc.evaluations.attacked import accuracies, choose_images, few, open_store, show_progress, told
+from gmmc.evaluations.attacked import (
+    accuracies,
+    choose_images,
+    few,
+    open_store,
+    shared_conditions,
+    show_progress,
+)
 from gmmc.evaluations.result import Result, conditions
 from gmmc.progress import Progress
 from gmmc.runs import RunFolder
@@ -42,7 +49,12 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFo
             *missing(attack, len(data.class_names)),
             *store.notes,
         ],
-        conditions={**told(campaign, data), "attacks": attack.settings(), "surrogate": "none", **measured_in},
+        conditions={
+            **shared_conditions(campaign, data),
+            "attacks": attack.settings(),
+            "surrogate": "none",
+            **measured_in,
+        },
         unfinished=store.path,
     )
 

@@ -1,6 +1,7 @@
 """Does the model tell images of other sets from its own? By the paper's three scores (Table 3) and ours."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,13 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
     values, ranges, curves = {}, {}, {}
     with Progress("out of distribution", 2 * work) as bar:
         done = Counter(bar)
-        inside = all_scores(network, data.test.images, found, done)
-        add_summary(INSIDE, inside, rule, values, ranges)
+        seen = look_at(network, data.test.images, done)
+        inside = all_scores(network, seen, found)
+        add_summary(INSIDE, seen, inside, model, rule, values, ranges)
         for number, other in enumerate(sets):
-            outside = all_scores(network, other.images, found, done)
-            add_summary(other.name, outside, rule, values, ranges)
+            seen = look_at(network, other.images, done)
+            outside = all_scores(network, seen, found)
+            add_summary(other.name, seen, outside, model, rule, values, ranges)
             for key, scores in outside.items():
                 place = "/".join((other.name, *key))
                 source = np.random.default_rng([cfg.seed, number])
@@ -97,20 +100,66 @@ def neighbours(model: nn.Module) -> dict[str, Any]:
     size = kept.nbytes
     return {
         "neighbours": f"Euclidean distance to the {NEIGHBOURS}th nearest of {len(kept)} training features, "
-        f"equally many of each class, {size:,} bytes in the model"
+        f"at most equally many of each class, {size:,} bytes in the model"
     }
 
 
-def add_summary(name: str, scores: Scores, rule: dict[str, Any], values: dict, ranges: dict) -> None:
+@dataclass(frozen=True)
+class Seen:
+    """What a network makes of some images: all scores follow from it."""
+
+    features: Tensor
+    gradient_norms: Tensor
+
+
+def look_at(network: Tempered, images: Tensor, done: "Counter") -> Seen:
+    done.begin()
+    found = features(network, images, done)
+    done.begin()
+    norms = gradient_norms(network, images, done)
+    check_finite(norms[:, None])
+    return Seen(found, norms)
+
+
+def all_scores(network: Tempered, seen: Seen, gamma2s: dict[str, float]) -> Scores:
+    """Confidence at every temperature, all other scores at γ = 1."""
+    at_unit = feature_scores(network, seen.features, 1.0) | {"gradient_norm": seen.gradient_norms}
+    scores: Scores = {(score, "unit"): per_image.numpy() for score, per_image in at_unit.items()}
+    for name, gamma2 in gamma2s.items():
+        confidence = feature_scores(network, seen.features, gamma2, ["max_posterior"])["max_posterior"]
+        scores["max_posterior", name] = confidence.numpy()
+    order = [(score, name) for score in SCORE_WORDS for name in gamma2s]
+    return {key: scores[key] for key in order if key in scores}
+
+
+def add_summary(
+    name: str,
+    seen: Seen,
+    scores: Scores,
+    model: nn.Module,
+    rule: dict[str, Any],
+    values: dict[str, float],
+    ranges: dict[str, tuple[float, float]],
+) -> None:
     """Add what concerns one set alone: the share that is accepted, and both parts of a median energy."""
     if rule:
-        kept = "fitted" if rule["score"] == "max_posterior" else "unit"
-        accepted = scores[rule["score"], kept] >= rule["below"]
-        values[f"{name}/accepted"] = accepted.mean().item()
+        accepted = accepted_images(model, seen, rule)
+        values[f"{name}/accepted"] = accepted.double().mean().item()
         ranges[f"{name}/accepted"] = intervals.of_proportion(int(accepted.sum()), len(accepted))
     if ("residual", "unit") in scores:
         values[f"{name}/energy_in_span"] = -np.median(scores["span_density", "unit"]).item()
         values[f"{name}/energy_outside_span"] = -np.median(scores["residual", "unit"]).item()
+
+
+def accepted_images(model: nn.Module, seen: Seen, rule: dict[str, Any]) -> Tensor:
+    """As `answer` accepts them: a confidence is at the γ² that is stored with the threshold."""
+    assert isinstance(model, Classifier)
+    assert model.reference is not None
+    score = rule["score"]
+    if score == "gradient_norm":
+        return seen.gradient_norms >= rule["below"]
+    scores = feature_scores(tempered(model), seen.features, model.reference.gamma2, [score])
+    return scores[score] >= rule["below"]
 
 
 def find_sets(data: Dataset, cfg: EvaluateConfig) -> tuple[list[Outside], list[str]]:
@@ -167,22 +216,6 @@ class Counter:
     def __call__(self, done: int) -> None:
         self._now = done
         self._bar.update(self._before + done)
-
-
-def all_scores(network: Tempered, images: Tensor, gamma2s: dict[str, float], done: Counter) -> Scores:
-    """Confidence at every temperature, all other scores at γ = 1."""
-    done.begin()
-    found = features(network, images, done)
-    done.begin()
-    norms = gradient_norms(network, images, done)
-    check_finite(norms[:, None])
-    scores: Scores = {("gradient_norm", "unit"): norms.numpy()}
-    for name, gamma2 in gamma2s.items():
-        for score, per_image in feature_scores(network, found, gamma2).items():
-            if score == "max_posterior" or name == "unit":
-                scores[score, name] = per_image.numpy()
-    order = [(score, name) for score in SCORE_WORDS for name in gamma2s]
-    return {key: scores[key] for key in order if key in scores}
 
 
 def ties(inside: Scores) -> list[str]:

@@ -23,7 +23,14 @@ from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset, LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations import intervals, masking
-from gmmc.evaluations.attacked import accuracies, choose_images, few, open_store, show_progress, told
+from gmmc.evaluations.attacked import (
+    accuracies,
+    choose_images,
+    few,
+    open_store,
+    shared_conditions,
+    show_progress,
+)
 from gmmc.evaluations.result import Result, conditions
 from gmmc.pictures import grid
 from gmmc.progress import Progress
@@ -64,7 +71,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFo
             *(text for text, raised in checks.items() if raised),
         ],
         conditions={
-            **told(campaign, data),
+            **shared_conditions(campaign, data),
             "preset": cfg.attacks,
             "checks": {text: "raised" if raised else "fine" for text, raised in checks.items()},
             "attacks": protocol.settings(),
