@@ -348,7 +348,7 @@ def test_a_run_is_not_measured_on_data_it_was_not_trained_on(tmp_path):
 def test_changed_held_out_images_are_flagged_in_every_result(tmp_path, part, capsys):
     """Each result, and its printed lines; not with the same images, nor for a model of an older version."""
     digits = gmmc.data.load(DataConfig(), seed=0)
-    run, flag = tmp_path / "run", "validation or test images are not those of the training"
+    run, flag = tmp_path / "run", "validation or test images are not those that the model was trained with"
     other = dataclasses.replace(digits, **{part: getattr(digits, part)[1:]})
     train(tiny_config(train={"batch_size": 128}, buffer={"size": 200}), run, other)
     with pytest.raises(SystemExit):
