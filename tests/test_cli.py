@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 import shutil
@@ -8,10 +9,11 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from conftest import make_model, tiny_config, tiny_data
-from gmmc import __version__, cli, hub, runs
+from gmmc import __version__, cli, config, hub, runs
 from gmmc.data import Dataset
 from gmmc.packing import pack, unpack
 from gmmc.train import train
@@ -425,7 +427,7 @@ class TestCalibrate:
         assert gmmc("evaluate", old, "ood", capsys=capsys)[0] == 0
         status, told, _ = gmmc("calibrate", old, "--device", "cpu", capsys=capsys)
         assert status == 0
-        assert "abstains where log_density is below" in told
+        assert "abstains by log_density" in told
         wanted, found = runs.load(run), runs.load(old)
         assert found.reference.scores.keys() == wanted.reference.scores.keys()
         assert found.reference.threshold("log_density", 0.95) == pytest.approx(
@@ -436,16 +438,54 @@ class TestCalibrate:
     def test_another_score_becomes_the_model_s_own(self, old, capsys):
         status, told, _ = gmmc("calibrate", old, "--score", "neighbours", "--tpr", 0.9, capsys=capsys)
         assert status == 0
-        assert "abstains where neighbours is below" in told
-        model = runs.load(old)
+        assert "abstains by neighbours" in told
+        model, images = runs.load(old), torch.rand(2, 1, 8, 8)
         assert (model.abstains_by, model.cfg.abstain.tpr) == ("neighbours", 0.9)
         assert 'score = "neighbours"' in (old / "config.toml").read_text()
+        assert model.answer(images).score == "neighbours"
+        assert model.answer(images, score="auto").score == "log_density"  # the rule, not the model's own
+
+    def test_the_rest_of_the_recipe_stays_as_it_was(self, old):
+        """A rollback lowers the step of the model's own chains, not that of the recipe."""
+        model = runs.load(old)
+        alpha, sampler = model.cfg.sampler.alpha, dataclasses.replace(model.cfg.sampler, alpha=1e-3)
+        model.cfg = dataclasses.replace(model.cfg, sampler=sampler)
+        runs.RunFolder(old).replace_model(model)
+        assert config.from_dict(config.read_toml(old / "config.toml")).sampler.alpha == alpha
+        assert runs.load(old).cfg.sampler.alpha == 1e-3
+
+    def test_shares_measured_before_are_flagged_until_they_are_measured_again(self, old, capsys):
+        gmmc("evaluate", old, "ood", "--ood", "noise", capsys=capsys)
+        for _ in range(2):
+            gmmc("calibrate", old, capsys=capsys)
+        assert json.loads((old / "results.json").read_text())["ood"]["flags"].count(runs.RECALIBRATED) == 1
+        gmmc("evaluate", old, "ood", "--ood", "noise", capsys=capsys)
+        assert runs.RECALIBRATED not in json.loads((old / "results.json").read_text())["ood"]["flags"]
+
+    def test_training_again_leaves_it_and_names_the_command(self, tmp_path, capsys):
+        small = ["digits", "discriminative.epochs=1", "generative.epochs=0", "--out", tmp_path / "run"]
+        gmmc("train", *small, capsys=capsys)
+        gmmc("calibrate", tmp_path / "run", "--score", "neighbours", capsys=capsys)
+        status, told, err = gmmc("train", *small, capsys=capsys)
+        assert status == 0
+        assert "already trained" in told
+        assert "its [abstain] stays score=neighbours tpr=0.95; gmmc calibrate changes it" in err
+        assert 'score = "neighbours"' in (tmp_path / "run" / "config.toml").read_text()
+
+    def test_changed_validation_images_are_refused(self, old, capsys):
+        tensors, info, _ = unpack(old / "model.safetensors")
+        info["trained"]["held_out_sha256"] = "of others"
+        (old / "model.safetensors").write_bytes(pack(tensors, info)[0])
+        status, _, err = gmmc("calibrate", old, capsys=capsys)
+        assert status == 2
+        assert "validation or test images are not those that the model was trained with" in err
 
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (["cifar10"], "RUN must be a run folder of your own"),
-            (["{old}/model.safetensors"], "RUN must be a run folder of your own"),
+            (["cifar10"], "cifar10 ships with gmmc and stays as it is"),
+            (["{old}/model.safetensors"], "RUN must be a run folder with a config.toml"),
+            (["{old}/nowhere"], "nowhere', which is no folder"),
             (["{old}", "--score", "beauty"], "score must be one of auto, log_density"),
             (["{old}", "--tpr", "1"], "tpr must be at most 0.9999, got 1"),
         ],

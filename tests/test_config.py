@@ -153,6 +153,10 @@ def test_what_is_written_is_plain_toml():
         (["model.head=linear", "sampler.name=sgld"], "objective.name=gmmc needs the fixed means"),
         (["model.head=lda", "objective.name=split"], "objective.name=split needs the fixed means"),
         (
+            ["model.head=linear", "objective.name=balanced", "train.beta=0", "abstain.score=residual"],
+            "abstain.score=residual needs class means and model.head=linear has none",
+        ),
+        (
             ["model.head=linear", "objective.name=balanced", "sampler.name=sgld", "model.scale=3"],
             "model.scale is the norm of class means and model.head=linear has none, got 3",
         ),

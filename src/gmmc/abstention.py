@@ -61,7 +61,8 @@ class Reference:
             raise InputError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
         if score not in self.scores:
             raise InputError(
-                f"this model keeps no threshold for the score {score!r}, only for {', '.join(self.scores)}; "
+                f"this model keeps no threshold for the score {score!r}, only for "
+                f"{', '.join(name for name in SCORES if name in self.scores)}; "
                 f"if an older gmmc made it, {REFIT}"
             )
         return self.scores[score]

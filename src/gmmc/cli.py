@@ -248,7 +248,12 @@ def predict(
 
 
 @app.command(epilog=example("gmmc calibrate runs/demo   or   gmmc calibrate runs/demo --score neighbours"))
-def calibrate(run: Run, score: Score = None, tpr: Tpr = None, device: Device = "auto") -> None:
+def calibrate(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run folder.")],
+    score: Score = None,
+    tpr: Tpr = None,
+    device: Device = "auto",
+) -> None:
     """Fit the temperature and the thresholds of a finished run again, on its validation images.
 
     Training does this at its end. It is needed for a model of an older gmmc, which fitted its thresholds at
@@ -260,8 +265,9 @@ def calibrate(run: Run, score: Score = None, tpr: Tpr = None, device: Device = "
     assert model.reference is not None
     score, tpr = model.abstains_by, model.cfg.abstain.tpr
     print(
-        f"{run}: gamma2 = {model.reference.gamma2:.4g} on {model.reference.images} validation images; "
-        f"it abstains where {score} is below {model.reference.threshold(score, tpr):.4g} (tpr {tpr:g})"
+        f"{run}: fitted gamma2 = {model.reference.gamma2:.4g} on {model.reference.images} validation images; "
+        f"the model abstains by {score}, where the {printing.SCORES[score]} is below "
+        f"{model.reference.threshold(score, tpr):.4g} (tpr {tpr:g})"
     )
     print(f"Next: gmmc evaluate {run} ood   measures what share of other images it accepts now")
 

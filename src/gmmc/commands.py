@@ -64,8 +64,13 @@ def calibrate_run(run: str, device: str, *, score: str | None, tpr: float | None
 
     `score` and `tpr` replace those of the recipe's [abstain].
     """
-    if run in pretrained.names() or not (Path(run) / runs.CONFIG).is_file():
-        raise InputError(f"RUN must be a run folder of your own, with a {runs.CONFIG}, got {run!r}")
+    if run in pretrained.names():
+        raise InputError(
+            f"{run} ships with gmmc and stays as it is; gmmc predict {run} takes --score and --tpr for a call"
+        )
+    if not (Path(run) / runs.CONFIG).is_file():
+        there = "which has none" if Path(run).is_dir() else "which is no folder"
+        raise InputError(f"RUN must be a run folder with a {runs.CONFIG}, got {run!r}, {there}")
     model = load_model(run, device)
     changes = {key: value for key, value in (("score", score), ("tpr", tpr)) if value is not None}
     model.cfg = dataclasses.replace(model.cfg, abstain=dataclasses.replace(model.cfg.abstain, **changes))
@@ -74,14 +79,12 @@ def calibrate_run(run: str, device: str, *, score: str | None, tpr: float | None
         raise InputError(f"{run} has no validation images to calibrate by (data.valid)")
     for warning in evaluations.doubts_of_held_out(model, data):
         raise InputError(f"{run}: {warning}; in Python, model.calibrate(images, labels) takes any images")
-    with Progress("calibrating", 2) as bar:
+    with Progress("calibrating", 2 * len(data.valid)) as bar:
         try:
             model.keep_neighbours(data.train.images, data.train.labels)
         except InputError as error:
             bar.say(f"no score by neighbours: {error}")
-        bar.update(1)
-        model.calibrate(data.valid.images, data.valid.labels)
-        bar.update(2)
+        model.calibrate(data.valid.images, data.valid.labels, on_progress=bar.update)
     runs.RunFolder(run).replace_model(model)
     return model
 

@@ -121,16 +121,20 @@ class Classifier(nn.Module):
         places = balanced_subset(y, NEIGHBOURS_KEPT, generator(0, "neighbours"))
         self.neighbours = Neighbours.of(features(self.tempered(), batch[places]).cpu())
 
-    def calibrate(self, images, labels) -> None:
-        """Fit γ² and the thresholds of `answer` on images that the model was not trained on."""
+    def calibrate(self, images, labels, *, on_progress: Callable[[int], object] | None = None) -> None:
+        """Fit γ² and the thresholds of `answer` on images that the model was not trained on.
+
+        `on_progress` is called with the number of images done, each of which is looked at twice.
+        """
         batch = as_batch(images, self.shape)
         y = self.label_tensor(labels, len(batch))
         if len(batch) == 0:
             raise InputError("calibration needs at least one image, got none")
         network = self.tempered()
-        found = features(network, batch)
+        found = features(network, batch, on_progress)
         gamma2 = fit_gamma2(network, feature_energies(network, found), y)
-        scores = feature_scores(network, found, gamma2) | {"gradient_norm": gradient_norms(network, batch)}
+        norms = gradient_norms(network, batch, on_progress and (lambda done: on_progress(len(batch) + done)))
+        scores = feature_scores(network, found, gamma2) | {"gradient_norm": norms}
         self.reference = Reference.of(gamma2, scores)
 
     @property
@@ -141,8 +145,11 @@ class Classifier(nn.Module):
         that walk to a class mean do not. There log p(x) is taken inside the span of the means where the rest,
         which carries no class, makes up more than half of the energy of validation images.
         """
-        if self.cfg.abstain.score != "auto":
-            return self.cfg.abstain.score
+        return self._resolved(self.cfg.abstain.score)
+
+    def _resolved(self, score: str) -> str:
+        if score != "auto":
+            return score
         walks_to_mean = self.cfg.samples and not self.cfg.sampler.name.startswith("sgld")
         in_span = walks_to_mean and self._checked_reference().mostly_outside_span
         return "span_density" if in_span else "log_density"
@@ -154,7 +161,7 @@ class Classifier(nn.Module):
         reach; score and tpr are those of the recipe's [abstain] unless given.
         """
         reference = self._checked_reference()
-        score = self.abstains_by if score is None or score == "auto" else score
+        score = self._resolved(self.cfg.abstain.score if score is None else score)
         tpr = self.cfg.abstain.tpr if tpr is None else tpr
         threshold = reference.threshold(score, tpr)
         batch = as_batch(images, self.shape)

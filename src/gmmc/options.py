@@ -79,7 +79,7 @@ Score = Annotated[
 ]
 Tpr = Annotated[
     float | None,
-    typer.Option(help="Share of images like the training images to accept; default: the recipe's."),
+    typer.Option(help="Share of images like the training images to accept; default: the model's own."),
 ]
 
 # Of `gmmc export`.

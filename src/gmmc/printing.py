@@ -10,7 +10,7 @@ LONG = {"trained", "settings", "attacks", "checks"}  # conditions that only resu
 SCORES = {
     "log_density": "log p(x)",
     "span_density": "log p(x) in span",
-    "residual": "-energy off span",
+    "residual": "-energy outside span",
     "neighbours": "-distance",
     "max_posterior": "log odds",
     "gradient_norm": "-gradient norm",

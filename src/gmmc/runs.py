@@ -5,6 +5,7 @@ Weights and states carry a hash of their content and are refused when it does no
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import math
@@ -36,6 +37,7 @@ NEIGHBOURS = "neighbours.features"
 DENSITY_GAMMA2 = "density_gamma2"
 AT_FITTED_GAMMA2 = ("log_density", "gradient_norm")  # scores that such a file cannot be used for
 STATES_KEPT = 2
+RECALIBRATED = "thresholds were fitted again since: `gmmc evaluate RUN ood` measures what is accepted now"
 
 
 # --- a folder that is being trained in ------------------------------------------------------------
@@ -81,7 +83,10 @@ class RunFolder:
                 ) from None
             for leftover in [*self.path.glob(".*.tmp"), *(self.path / RESUME).glob(".*.tmp")]:
                 leftover.unlink()  # of a process that was killed while writing
-            self._write_config(config.to_toml(cfg).encode())
+            if not (
+                self.path / MODEL
+            ).exists():  # a finished run keeps what `gmmc calibrate` may have changed
+                self._write_config(config.to_toml(cfg).encode())
             yield
 
     def _write_config(self, content: bytes) -> None:
@@ -223,10 +228,17 @@ class RunFolder:
     # a finished model
 
     def replace_model(self, model: Classifier) -> None:
-        """Store the model, and its recipe beside it."""
+        """Store a model whose thresholds were fitted again, and flag what the former ones accepted."""
+        recipe = config.from_dict(config.read_toml(self.path / CONFIG))
+        # The recipe's own: a rollback may have lowered the model's sampler.alpha.
+        changed = config.to_toml(dataclasses.replace(recipe, abstain=model.cfg.abstain))
         try:
             save_model(self.path / MODEL, model)
-            self._write_config(config.to_toml(model.cfg).encode())
+            self._write_config(changed.encode())
+            measured = self.results().get("ood")
+            if measured and RECALIBRATED not in measured["flags"]:
+                measured["flags"].append(RECALIBRATED)
+                self.save_results({"ood": measured})
         except OSError as error:
             raise InputError(f"cannot write to {self.path}: {error.strerror}") from None
 

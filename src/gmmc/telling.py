@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from gmmc.config import Config
 from gmmc.learner import Learner
+from gmmc.models import Classifier
 from gmmc.runs import State
 
 FEW_UPDATES = 300  # fewer and a small folder of photos has hardly been looked at
@@ -39,6 +40,11 @@ def learns_cut_outs(cfg: Config) -> bool:
         "balanced": cfg.model.head != "linear" and objective.anchor > 0 and objective.anchor_on == "class",
     }
     return cfg.samples and cfg.generative.cutout > cfg.contrast.cutout and pulled[objective.name]
+
+
+def abstaining(model: Classifier) -> str:
+    rule = model.cfg.abstain
+    return f"score={rule.score} tpr={rule.tpr:g}"
 
 
 def moved(state: State, learner: Learner) -> str:

@@ -62,6 +62,11 @@ def train(
     with folder.opened_for(cfg) if is_leader() else nullcontext():
         finished = load_finished(folder, data, fabric.device)
         if finished:
+            if finished.cfg.abstain != cfg.abstain and is_leader():
+                print(
+                    f"its [abstain] stays {telling.abstaining(finished)}; gmmc calibrate changes it",
+                    file=sys.stderr,
+                )
             return finished
         # What can be refused is refused while there is one of us.
         loaded = load_state(folder, data, fabric) if is_leader() else None

@@ -100,6 +100,10 @@ def _contradictions(cfg: Config) -> Iterator[tuple[bool, str]]:
         f"model.scale is the norm of class means and model.head=linear has none, got {cfg.model.scale:g}",
     )
     yield (
+        head == "linear" and cfg.abstain.score in ("span_density", "residual"),
+        f"abstain.score={cfg.abstain.score} needs class means and model.head=linear has none",
+    )
+    yield (
         objective == "gmmc" and cfg.contrast != AugmentConfig(),
         "[contrast] augments the second real term of objective.name=split or balanced; gmmc has none",
     )

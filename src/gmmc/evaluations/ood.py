@@ -239,6 +239,6 @@ def doubts(values: dict[str, float], ranges: dict[str, tuple[float, float]]) -> 
         if ranges.get(place, (value, value))[1] < 0.5:
             wrong.setdefault(name, []).append(f"{value:.2f} by {SCORE_WORDS[score]}")
     return [
-        f"{name}: the model finds these images more familiar than its own test images (AUROC {', '.join(by)})"
+        f"{name}: these images look more familiar than the test images (AUROC {', '.join(by)})"
         for name, by in wrong.items()
     ]
