@@ -106,7 +106,7 @@ def neighbours(model: nn.Module) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a network makes of some images: all scores follow from it."""
+    """Features and gradient norms of some images: all scores follow from these."""
 
     features: Tensor
     gradient_norms: Tensor
