@@ -82,10 +82,13 @@ def test_balanced_is_cross_entropy_and_an_even_difference(head):
 def test_the_anchor_pulls_class_images_or_contrast_images():
     """Class images where β = 0: there are no others."""
     real, contrast, sampled = batches()
+    contrast = 100 * contrast  # an untrained network gives all ordinary images the same energy
     plain, on_class, on_contrast = (
         make_model(objective={"name": "balanced", **keys})
         for keys in ({"anchor": 0.0}, {"anchor": 0.1}, {"anchor": 0.1, "anchor_on": "contrast"})
     )
+    energies = [mean_energy(plain, images, real[1][: len(images)]) for images in (real[0], contrast)]
+    assert abs(energies[0] / energies[1] - 1) > 0.01
     rest = loss_of(plain, real, contrast, sampled, 0.3)[0]
     for model, images in ((on_class, real[0]), (on_contrast, contrast)):
         pull = loss_of(model, real, contrast, sampled, 0.3)[0] - rest
