@@ -11,7 +11,10 @@ SOURCE = Path(gmmc.__file__).parent
 
 # Lowest first; a module may import from its own layer's packages and from layers above it in this list.
 LAYERS = [
-    {"atomic", "errors", "packing", "precision", "printing", "progress", "provenance", "randomness", "ranks"},
+    {"atomic", "errors", "limits", "precision", "provenance", "randomness", "ranks"},
+    {"text"},
+    {"inputs", "printing", "progress"},
+    {"packing"},
     {"core", "config", "pixels", "records"},
     {"backbones", "data", "heads", "placement", "pretrained", "sampling", "schedule", "pictures"},
     {"kernels", "options"},

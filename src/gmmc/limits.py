@@ -1,0 +1,23 @@
+"""Every bound on what is read from a file, so that a small hostile file cannot take the memory of a machine.
+
+An error about a bound names its constant, as in "(limits.ENCODED_BYTES)".
+"""
+
+MiB = 2**20
+
+# Images
+ENCODED_BYTES = 64 * MiB  # of one encoded image, in a file or in a cell of a parquet file
+PICTURE_PIXELS = 89_478_485  # width × height of one picture, before it is resized; Pillow's own first bound
+IMAGE_SIDE = 4096  # pixels of one side of an image as a model sees it
+PIXELS_AT_ONCE = 2**28  # of all pictures that are being decoded at a time
+MEMORY_SHARE = 0.5  # of this machine's memory that the decoded images of one split may take
+PARQUET_BYTES = 128 * MiB  # of rows that are decoded from a parquet file at a time
+
+# Models, results and other documents
+MODEL_BYTES = 16 * 1024 * MiB  # of a model's file
+DOCUMENT_BYTES = 64 * MiB  # of a TOML or JSON file
+CLASSES = 100_000
+CLASS_NAME = 200  # characters
+
+# Errors
+SHOWN = 80  # characters of an offending value

@@ -1,0 +1,27 @@
+"""Text from files and command lines, made safe to print."""
+
+from typing import Any
+
+from gmmc.limits import SHOWN
+
+
+def printable(text: str) -> str:
+    """Return the text on one line, with each character that a terminal could act on as an escape: \\x1b."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def shortened(value: Any, most: int = SHOWN) -> str:
+    """Return `repr(value)` for an error: printable and at most `most` characters long."""
+    if isinstance(value, str) and len(value) > most:
+        value = f"{value[: most - 1]}…"
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        text = f"a whole number of {value.bit_length()} bits" if isinstance(value, int) else "a huge number"
+    except RecursionError:
+        text = f"a deeply nested {type(value).__name__}"
+    text = printable(text)
+    return text if len(text) <= most + 2 else f"{text[: most - 1]}…"
