@@ -73,14 +73,23 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="The run folder; default: runs/ and the recipe's name.")
     ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="Feature network of the FID while training (train.fid_every): inception, small or a "
+            "TorchScript file; default: the recipe's."
+        ),
+    ] = None,
 ) -> None:
     """Train a model. Run the same command again to go on after an interruption."""
     from gmmc import config
     from gmmc.train import train
 
     cfg = config.load(recipe, overrides or [])
+    if features and not cfg.train.fid_every:
+        raise InputError(f"--features is for train.fid_every, which is 0, got {features!r}")
     out = out or Path("runs") / Path(recipe).stem
-    model = train(cfg, out)
+    model = train(cfg, out, features=features)
     if not is_leader():
         return
     gamma2 = "" if model.head.means is None else f": gamma2 = {model.head.gamma2.item():.4g}"

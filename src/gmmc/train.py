@@ -39,11 +39,13 @@ def train(
     data: Dataset | None = None,
     *,
     start: Classifier | None = None,
+    features: str | None = None,
     silent: bool = False,
 ) -> Classifier:
     """Train in the folder `out`, going on where an earlier call with the same configuration stopped.
 
     `start`: a model in memory to begin with, in place of `train.start` or random weights.
+    `features`: network for the FID of `train.fid_every`, in place of `evaluate.features`; may be a file.
     """
     if data is None:
         cfg = dataclasses.replace(cfg, data=data_sources.located(cfg.data))
@@ -58,7 +60,7 @@ def train(
     elif not folder.begun:
         start = load_start(cfg, data)
     watched = cfg.train.fid_every and cfg.samples and is_leader()
-    watch = Watch(cfg, data, fabric.device) if watched else None
+    watch = Watch(cfg, data, fabric.device, features) if watched else None
     with folder.opened_for(cfg) if is_leader() else nullcontext():
         finished = load_finished(folder, data, fabric.device)
         if finished:

@@ -17,9 +17,9 @@ class Watch:
     The same number as `buffer/fid` of the evaluation `validation`; of several processes the first one's part.
     """
 
-    def __init__(self, cfg: Config, data: Dataset, device: torch.device):
+    def __init__(self, cfg: Config, data: Dataset, device: torch.device, feature_network: str | None = None):
         self.every, self.images = cfg.train.fid_every, cfg.train.fid_images
-        self.network = features.find(cfg.evaluate.features, data, device)
+        self.network = features.find(feature_network or cfg.evaluate.features, data, device)
         self.real = Gaussian.of(torch.cat(training_features(self.network, data)))
 
     def due(self, epoch: int, last: bool) -> bool:

