@@ -22,6 +22,7 @@ LAYERS = [
     {"engine", "starts", "buffer", "health", "scores"},
     {"abstention", "attacks"},
     {"models"},
+    {"restoring"},
     {"runs", "processes", "averaging", "checks", "drawing"},
     {"objectives", "warm_start"},
     {"updating"},

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from conftest import make_model, tiny_config, tiny_data
-from gmmc import __version__, cli, config, hub, runs
+from gmmc import __version__, cli, config, hub, restoring, runs
 from gmmc.data import Dataset
 from gmmc.packing import pack, unpack
 from gmmc.train import train
@@ -411,9 +411,9 @@ class TestCalibrate:
         folder = tmp_path / "old"
         shutil.copytree(run, folder)
         tensors, info, _ = unpack(folder / "model.safetensors")
-        del info[runs.DENSITY_GAMMA2], tensors[runs.NEIGHBOURS]
+        del info[restoring.DENSITY_GAMMA2], tensors[restoring.NEIGHBOURS]
         for name in ("span_density", "residual", "neighbours"):
-            del tensors[f"{runs.REFERENCE}{name}"]
+            del tensors[f"{restoring.REFERENCE}{name}"]
         (folder / "model.safetensors").write_bytes(pack(tensors, info)[0])
         return folder
 

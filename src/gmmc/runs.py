@@ -21,21 +21,16 @@ import torch
 from torch import Tensor
 
 from gmmc import __version__, config, pretrained, records
-from gmmc.abstention import Neighbours, Reference
 from gmmc.atomic import write_atomic
 from gmmc.config import Config
 from gmmc.errors import InputError
+from gmmc.limits import MODEL_BYTES
 from gmmc.models import Classifier, pick_device
 from gmmc.packing import Damaged, pack, unpack
 from gmmc.records import CONFIG, LAST_GOOD, LOCK, METRICS, MODEL
+from gmmc.restoring import DENSITY_GAMMA2, NEIGHBOURS, REFERENCE, restore
 
 RESUME = "resume"
-# In the names of a model's tensors.
-REFERENCE = "reference."
-NEIGHBOURS = "neighbours.features"
-# In the header of a model's file: γ² of its stored densities. Files without it have them at the fitted γ².
-DENSITY_GAMMA2 = "density_gamma2"
-AT_FITTED_GAMMA2 = ("log_density", "gradient_norm")  # scores that such a file cannot be used for
 STATES_KEPT = 2
 RECALIBRATED = "thresholds were fitted again since: `gmmc evaluate RUN ood` measures what is accepted now"
 
@@ -317,20 +312,6 @@ def _reference_tensors(model: Classifier) -> dict[str, Tensor]:
     return tensors | {f"{REFERENCE}gamma2": gamma2, **scores}
 
 
-def _take_reference(tensors: dict[str, Tensor], density_gamma2: float | None) -> Reference | None:
-    """Removes it from the tensors. Models trained without validation images have none."""
-    names = [name for name in tensors if name.startswith(REFERENCE)]
-    found = {name.removeprefix(REFERENCE): tensors.pop(name) for name in names}
-    if density_gamma2 != 1.0:
-        found = {name: scores for name, scores in found.items() if name not in AT_FITTED_GAMMA2}
-    return Reference(found.pop("gamma2").item(), found) if found else None
-
-
-def _take_neighbours(tensors: dict[str, Tensor]) -> Neighbours | None:
-    """Removes them from the tensors."""
-    return Neighbours(tensors.pop(NEIGHBOURS)) if NEIGHBOURS in tensors else None
-
-
 def load(path: str | Path, device: str = "cpu") -> Classifier:
     """The model of a run folder, of a model.safetensors file or of a name that ships with gmmc.
 
@@ -342,21 +323,15 @@ def load(path: str | Path, device: str = "cpu") -> Classifier:
     if not file.is_file():
         raise InputError(_no_model(path))
     try:
-        tensors, info, _ = unpack(file)
-        cfg = config.from_text(info["config"])
-        model = Classifier(cfg, tuple(info["shape"]), info["class_names"])
-        model.trained = info["trained"]
-        model.reference = _take_reference(tensors, info.get(DENSITY_GAMMA2))
-        model.neighbours = _take_neighbours(tensors)
-        model.load_state_dict(tensors)
+        tensors, info, _ = unpack(file, MODEL_BYTES, "MODEL_BYTES")
     except Damaged as error:
         raise InputError(f"{error}{_restored_by(file)}") from None
-    except (KeyError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(f"{file} is not a model of this version of gmmc ({reason})") from None
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
-    return model.to(place).eval()
+    try:
+        return restore(tensors, info).to(place).eval()
+    except InputError as error:
+        raise InputError(f"{file} is not a model of this version of gmmc ({error})") from None
 
 
 def _restored_by(file: Path) -> str:

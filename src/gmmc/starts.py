@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from gmmc.data import LabelledImages
+from gmmc.errors import InputError
+from gmmc.limits import IMAGE_SIDE
 from gmmc.pixels import Shape, to_signed
 from gmmc.randomness import derived_seed
 from gmmc.sampling import BOX, Noise
@@ -47,7 +49,16 @@ class GaussianStart(nn.Module):
         self.register_buffer("mean", torch.zeros(classes, numbers))
         self.register_buffer("directions", torch.zeros(classes, min(rank, numbers), numbers))
         self.register_buffer("rest", torch.zeros(classes, *shape))
-        for axis, size in zip(AXES, shape, strict=True):
+        if max(shape) > IMAGE_SIDE:
+            raise InputError(
+                f"buffer.start=gaussian needs at most {IMAGE_SIDE} numbers per side (limits.IMAGE_SIDE), "
+                f"got {max(shape)}"
+            )
+        self.fill_constants()
+
+    def fill_constants(self) -> None:
+        """Compute what is stored in no file."""
+        for axis, size in zip(AXES, self.shape, strict=True):
             self.register_buffer(f"{axis}_cosines", cosines(size), persistent=False)
 
     @torch.no_grad()

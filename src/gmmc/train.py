@@ -282,16 +282,17 @@ def load_finished(folder: RunFolder, data: Dataset, device: torch.device) -> Cla
     if not path.exists():
         return None
     try:
-        _, info, _ = unpack(path)
+        unpack(path)
     except Damaged as error:
         if is_leader():
             print(f"{error}; it is made again from the last state", file=sys.stderr)
         return None
-    trained = info["trained"]
-    check_same_data(trained["data_sha256"], trained.get("held_out_sha256"), data, folder)
+    model = runs.load(path, str(device))
+    trained = model.trained
+    check_same_data(trained.get("data_sha256", ""), trained.get("held_out_sha256"), data, folder)
     if is_leader():
-        print(f"{folder.path} is already trained ({trained['updates']} updates)")
-    return runs.load(path, str(device))
+        print(f"{folder.path} is already trained ({trained.get('updates', 0)} updates)")
+    return model
 
 
 def check_same_data(fingerprint: str, held_out: str | None, data: Dataset, folder: RunFolder) -> None:

@@ -26,7 +26,7 @@ def load_start(cfg: Config, data: Dataset) -> Classifier | None:
     if metrics:
         start.trained["seconds"] = metrics[-1].get("seconds", 0.0)
     check_fit(start, cfg, data)
-    if start.trained["data_sha256"] != data.fingerprint:
+    if start.trained.get("data_sha256") != data.fingerprint:
         raise InputError(
             f"train.start must have the same training images, got {cfg.train.start}, which may have seen "
             "validation images of this run; give the same data, train.seed and data.valid"

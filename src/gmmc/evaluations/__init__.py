@@ -149,7 +149,7 @@ def doubts_of_held_out(model: nn.Module, data: Dataset) -> list[str]:
     if not isinstance(model, Classifier) or "held_out_sha256" not in model.trained:  # of an older version
         return []
     same = model.trained["held_out_sha256"] == data.held_out_fingerprint
-    if same or model.trained["data_sha256"] != data.fingerprint:
+    if same or model.trained.get("data_sha256") != data.fingerprint:
         return []
     return ["validation or test images are not those that the model was trained with"]
 

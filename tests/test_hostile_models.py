@@ -1,0 +1,310 @@
+"""Hostile model files whose hash fits: refused in one line, without writing files or taking memory."""
+
+import dataclasses
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import make_model, tiny_config, tiny_data
+from gmmc import cli, config, restoring, runs
+from gmmc.config import EvaluateConfig
+from gmmc.errors import InputError
+from gmmc.evaluations.generation import features
+from gmmc.packing import pack, unpack
+from gmmc.records import CONFIG, MODEL
+from gmmc.text import printable
+
+
+@pytest.fixture(scope="module")
+def content(run):
+    """The tensors and the header of a finished run."""
+    tensors, info, _ = unpack(run / MODEL)
+    return tensors, info
+
+
+def load(tmp_path, tensors, info):
+    """Write a file whose hash fits, and load it."""
+    path = tmp_path / "hostile.safetensors"
+    path.write_bytes(pack(tensors, info)[0])
+    return runs.load(path)
+
+
+def refused(tmp_path, tensors, info) -> str:
+    with pytest.raises(InputError) as caught:
+        load(tmp_path, tensors, info)
+    line = str(caught.value)
+    assert "hostile.safetensors" in line
+    assert printable(line) == line
+    assert len(line) < 500
+    return line
+
+
+# --- networks that a recipe names ---
+
+
+class Writer(torch.nn.Module):
+    """A feature network that creates a file, as TorchScript can."""
+
+    def __init__(self, path: str):
+        super().__init__()
+        self.path = path
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)[:, :4] + torch.from_file(self.path, True, 4, dtype=torch.float32)
+
+
+@pytest.fixture
+def writer(tmp_path):
+    network = tmp_path / "features.pt"
+    torch.jit.save(torch.jit.script(Writer(str(tmp_path / "written"))), network)
+    return network
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_recipe_brings_no_network_of_its_own(run, content, writer, tmp_path, capsys):
+    tensors, info = content
+    recipe = info["config"].replace('features = "auto"', f'features = "{writer}"')
+    assert recipe != info["config"]
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / MODEL).write_bytes(pack(tensors, info | {"config": recipe})[0])
+    (foreign / CONFIG).write_text(recipe)
+    commands = (
+        ["evaluate", foreign, "generation"],
+        ["predict", foreign, foreign / CONFIG],
+        ["train", foreign / CONFIG, "train.fid_every=1", "--out", tmp_path / "out"],
+    )
+    for command in commands:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(list(map(str, command)))
+        assert stopped.value.code == 2
+        assert "evaluate.features" in capsys.readouterr().err
+        assert not (tmp_path / "written").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_network_that_the_user_names_runs(writer, tmp_path):
+    """So the test above would notice if a recipe's network ran."""
+    features.find(str(writer), tiny_data(), torch.device("cpu"))
+    assert (tmp_path / "written").exists()
+
+
+@pytest.mark.parametrize("key", ["features", "surrogate"])
+def test_recipes_name_no_network_by_its_path(key):
+    with pytest.raises(InputError, match=rf"evaluate\.{key} .*--{key}"):
+        tiny_config(evaluate={key: "some/file"})
+    with pytest.raises(InputError, match=rf"evaluate\.{key}"):
+        dataclasses.replace(tiny_config(), evaluate=EvaluateConfig(**{key: "some/file"}))
+    assert getattr(EvaluateConfig(**{key: "some/file"}), key) == "some/file"
+
+
+# --- memory ---
+
+
+def test_a_network_is_built_without_memory_until_its_shapes_fit(tmp_path, content, monkeypatch):
+    seen = []
+    check = restoring._check_tensors
+    monkeypatch.setattr(restoring, "_check_tensors", lambda *args: (seen.append(args[1]), check(*args))[1])
+    tensors, info = content
+    huge = info["config"].replace('backbone = "small_cnn"', 'backbone = "wrn-28-100"')
+    assert "tensor" in refused(tmp_path, tensors, info | {"config": huge})
+    assert all(tensor.is_meta for tensor in seen[0].values())
+    assert sum(tensor.numel() for tensor in seen[0].values()) > 3e9
+
+
+LOAD = """
+import sys
+from gmmc import runs
+from gmmc.errors import InputError
+from gmmc.evaluations.generation import features
+try:
+    runs.load(sys.argv[1])
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_small_file_takes_little_memory(tmp_path, content):
+    tensors, info = content
+    for name, backbone in {"huge": "wrn-28-100", "small": "small_cnn"}.items():
+        recipe = info["config"].replace('backbone = "small_cnn"', f'backbone = "{backbone}"')
+        (tmp_path / name).write_bytes(pack(tensors, info | {"config": recipe})[0])
+    peaks = {}
+    for name in ("small", "huge"):
+        done = subprocess.run(
+            [sys.executable, "-c", LOAD, tmp_path / name], capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stderr
+        assert bool(done.stdout) == (name == "huge")
+        peaks[name] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # kB, the largest so far
+    assert peaks["huge"] - peaks["small"] < 500_000
+
+
+def test_a_file_larger_than_the_bound_is_not_read(tmp_path):
+    path = tmp_path / "sparse.safetensors"
+    path.touch()
+    os.truncate(path, 2**40)
+    with pytest.raises(InputError, match=r"sparse.*limits\.MODEL_BYTES"):
+        runs.load(path)
+
+
+def test_a_gaussian_start_of_long_rows_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"buffer\.start=gaussian.*limits\.IMAGE_SIDE"):
+        make_model(shape=(50_000, 1, 1), model={"backbone": "mlp-1-4"}, buffer={"start": "gaussian"})
+
+
+# --- headers ---
+
+WRONG = {
+    "config": [None, 1, [], {}, "[", "model = 1", "[model]\nbackbone = 'wrn-28-9999999999999999999'"],
+    "shape": [None, 3, "188", [], [1, 8], [1, 8, 8, 8], [1, 8, -8], [1, 8, 8.0], [True, 8, 8], [1, 8, "8"]],
+    "class_names": [None, 3, "abc", {}, [], ["a", None], ["a", 1], ["a", ""], ["a", "a"], ["a", "\0"]],
+    "trained": [None, 3, "abc", [], {"updates": "1"}, {"updates": 1.5}, {"updates": True}, {"commit": 3}],
+    "density_gamma2": ["1", [], {}, True, float("nan"), float("inf")],
+}
+WRONG["shape"] += [[1, 10**9, 8], [10**9, 1, 1], [3, 8, 8], [1, 9, 8, 8]]
+WRONG["class_names"] += [["a", "\ud800"], ["a", "\x1b[2J"], ["a", "b" * 10**6], ["a", "b", "c"], ["a", ["b"]]]
+WRONG["trained"] += [
+    {"seconds": float("nan")},
+    {"engine": "\x1b]0;"},
+    {"start": 3},
+    {"start": {"updates": "1"}},
+]
+WRONG["trained"] += [{"new": [[[[]]]]}, {"data_sha256": None}, {"parameters": -1}, {"new": "\ud800"}]
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key in WRONG for value in WRONG[key]])
+def test_a_header_of_wrong_types_is_refused(tmp_path, content, key, value):
+    tensors, info = content
+    assert refused(tmp_path, tensors, info | {key: value})
+
+
+@pytest.mark.parametrize("key", ["config", "shape", "class_names", "trained"])
+def test_a_header_that_lacks_a_key_is_refused(tmp_path, content, key):
+    tensors, info = content
+    assert key in refused(tmp_path, tensors, {k: v for k, v in info.items() if k != key})
+
+
+@pytest.mark.parametrize("info", [None, [], "text", 3, float("inf")])
+def test_a_header_that_is_no_object_is_refused(tmp_path, content, info):
+    refused(tmp_path, content[0], info)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda parts: st.lists(parts) | st.dictionaries(st.text(), parts),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(key=st.sampled_from(["shape", "class_names", "trained", "gmmc", "density_gamma2"]), value=JSON)
+def test_any_header_is_read_or_refused(tmp_path, content, key, value):
+    """A change that no rule forbids must leave a model that answers."""
+    tensors, info = content
+    try:
+        model = load(tmp_path, tensors, info | {key: value})
+    except InputError:
+        return
+    json.dumps(model.trained, allow_nan=False).encode()
+    assert model.predict(torch.zeros(1, *model.shape)).shape == (1,)
+
+
+@pytest.mark.parametrize("depth", [2_000, 100_000])
+def test_deep_brackets_in_a_header_are_damage(tmp_path, content, depth, monkeypatch):
+    monkeypatch.setattr("gmmc.packing.json.dumps", lambda value, **_: Nested.text(value, depth))
+    with pytest.raises(InputError, match="hostile"):
+        load(tmp_path, content[0], "nested")
+
+
+class Nested:
+    """JSON whose innermost document is nothing but brackets."""
+
+    dumps = staticmethod(json.dumps)
+
+    @classmethod
+    def text(cls, value, depth: int) -> str:
+        return "[" * depth + "]" * depth if value == "nested" else cls.dumps(value)
+
+
+# --- tensors ---
+
+
+def changed(tensors, name, change):
+    return tensors | {name: change(tensors[name].clone())}
+
+
+def first_is(value):
+    def change(tensor):
+        tensor.view(-1)[0] = value
+        return tensor
+
+    return change
+
+
+WEIGHT = "backbone.0.weight"
+CHANGES = {
+    "a weight that is not a number": (WEIGHT, first_is(float("nan"))),
+    "an infinite weight": (WEIGHT, first_is(float("inf"))),
+    "an infinite mean": ("head.means", first_is(float("-inf"))),
+    "no temperature": ("head.gamma2", torch.zeros_like),
+    "a negative prior": ("head.priors", first_is(-1.0)),
+    "priors of nothing": ("head.priors", torch.zeros_like),
+    "whole numbers": (WEIGHT, lambda tensor: tensor.long()),
+    "another shape": (WEIGHT, lambda tensor: tensor[:1]),
+    "a score that is not a number": ("reference.log_density", first_is(float("nan"))),
+    "scores in another order": ("reference.log_density", lambda tensor: tensor.flip(0)),
+    "fewer scores": ("reference.log_density", lambda tensor: tensor[:3]),
+    "no scores": ("reference.log_density", lambda tensor: tensor[:0]),
+    "a table of scores": ("reference.log_density", lambda tensor: tensor[None]),
+    "a fitted temperature of zero": ("reference.gamma2", torch.zeros_like),
+    "two fitted temperatures": ("reference.gamma2", lambda tensor: tensor.repeat(2)),
+    "neighbours of another width": ("neighbours.features", lambda tensor: tensor[:, :3]),
+    "neighbours that are not numbers": ("neighbours.features", first_is(float("nan"))),
+    "no neighbours": ("neighbours.features", lambda tensor: tensor[:0]),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_tensors_that_do_not_fit_are_refused(tmp_path, content, kind):
+    tensors, info = content
+    name, change = CHANGES[kind]
+    line = refused(tmp_path, changed(tensors, name, change), info)
+    assert name in line or name.split(".")[0] in line
+
+
+@pytest.mark.parametrize("name", ["reference.unheard_of", "extra", "head.extra"])
+def test_tensors_without_a_place_are_refused(tmp_path, content, name):
+    tensors, info = content
+    assert name in refused(tmp_path, tensors | {name: torch.zeros(3)}, info)
+
+
+@pytest.mark.parametrize("name", [WEIGHT, "head.means", "head.gamma2", "reference.gamma2"])
+def test_a_missing_tensor_is_named(tmp_path, content, name):
+    tensors, info = content
+    assert name in refused(tmp_path, {k: v for k, v in tensors.items() if k != name}, info)
+
+
+def test_predict_prints_no_number_that_is_none(run, content, tmp_path, capsys):
+    tensors, info = content
+    (tmp_path / MODEL).write_bytes(pack(changed(tensors, WEIGHT, first_is(float("nan"))), info)[0])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["predict", str(tmp_path), str(next(Path(run).rglob("*.png"), "none.png"))])
+    assert stopped.value.code == 2
+    assert WEIGHT in capsys.readouterr().err
+
+
+def test_what_is_left_as_it_was_loads_bit_for_bit(tmp_path, content, run):
+    model, again = runs.load(run), load(tmp_path, *content)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])
+    assert config.to_toml(model.cfg) == config.to_toml(again.cfg)
