@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from conftest import make_model, tiny_config, tiny_data
-from gmmc import cli, config, restoring, runs
+from gmmc import cli, config, drawing, restoring, runs
 from gmmc.config import EvaluateConfig
 from gmmc.errors import InputError
 from gmmc.evaluations.generation import features
+from gmmc.evaluations.generation.buffered import read_buffer
 from gmmc.packing import pack, unpack
 from gmmc.records import CONFIG, MODEL
+from gmmc.runs import RunFolder
 from gmmc.text import printable
+from gmmc.train import train
 
 
 @pytest.fixture(scope="module")
@@ -308,3 +312,78 @@ def test_what_is_left_as_it_was_loads_bit_for_bit(tmp_path, content, run):
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name])
     assert config.to_toml(model.cfg) == config.to_toml(again.cfg)
+
+
+# --- other files of a run folder ---
+
+
+@pytest.fixture
+def foreign(run, tmp_path):
+    """A copy of a run whose states a test may forge."""
+    return shutil.copytree(run, tmp_path / "foreign")
+
+
+def forge(folder, change):
+    """Change the content of the newest state, under a name that its hash fits."""
+    newest = RunFolder(folder)._state_files(0)[0]
+    tensors, info, _ = unpack(newest)
+    tensors, info = change(tensors, info)
+    forged, digest = pack(tensors, info)
+    for path in (folder / "resume").iterdir():
+        path.unlink()
+    (folder / "resume" / f"{newest.name[:14]}-rank-0-{digest[:16]}.safetensors").write_bytes(forged)
+
+
+HEADERS = [None, [], {}, {"step": "30"}, {"step": 1.5}, {"step": 30, "processes": "1"}]
+HEADERS += [{"step": 30, "processes": 1, "threads": 10**9}, {"step": 30, "processes": 10**12}]
+
+
+@pytest.mark.parametrize("info", HEADERS)
+def test_a_state_with_a_forged_header_is_damaged(foreign, info):
+    forge(foreign, lambda tensors, _: (tensors, info))
+    with pytest.raises(InputError, match="resume"):
+        RunFolder(foreign).load_state()
+
+
+@pytest.mark.parametrize("key", ["pace", "trouble_at", "seconds", "rollbacks", "capped", "threads"])
+def test_a_state_that_lacks_a_fact_does_not_end_in_a_traceback(foreign, key):
+    forge(foreign, lambda tensors, info: (tensors, {k: v for k, v in info.items() if k != key}))
+    (foreign / MODEL).unlink()
+    cfg = config.from_dict(config.read_toml(foreign / CONFIG))
+    with pytest.raises(InputError, match="resume"):
+        train(cfg, foreign)
+
+
+def broken_buffers():
+    yield lambda buffer: {}
+    yield lambda buffer: buffer | {"buffer.images": torch.full_like(buffer["buffer.images"], float("nan"))}
+    yield lambda buffer: buffer | {"buffer.labels": buffer["buffer.labels"] + 1000}
+    yield lambda buffer: buffer | {"buffer.visits": buffer["buffer.visits"][:3]}
+    yield lambda buffer: {"buffer.images": buffer["buffer.images"]}
+
+
+@pytest.mark.parametrize("change", list(broken_buffers()))
+def test_a_forged_buffer_is_refused(foreign, change):
+    def without_or_with(tensors, info):
+        buffer = {name: tensor for name, tensor in tensors.items() if name.startswith("buffer.")}
+        rest = {name: tensor for name, tensor in tensors.items() if name not in buffer}
+        return rest | change(buffer), info
+
+    forge(foreign, without_or_with)
+    with pytest.raises(InputError, match=r"buffer|labels"):
+        read_buffer(RunFolder(foreign), runs.load(foreign))
+
+
+FORGED = [{}, {"images": torch.zeros(2, 1, 8, 8)}, {"images": torch.zeros(2, 9, 9, 9, dtype=torch.uint8)}]
+FORGED += [{"images": torch.zeros(0, 1, 8, 8, dtype=torch.uint8)}, {"labels": torch.zeros(2)}]
+
+
+@pytest.mark.parametrize("tensors", FORGED)
+def test_forged_parts_of_a_drawing_are_drawn_again(tmp_path, model, tensors):
+    made_by = drawing.parts.fingerprint(model)
+    labels = torch.tensor([0, 1])
+    (tmp_path / "part-000000000.safetensors").write_bytes(
+        pack({"labels": labels} | tensors, {"made_by": made_by, "seed": 0})[0]
+    )
+    found = drawing.drawn(model, labels, folder=tmp_path)
+    assert torch.equal(found, drawing.drawn(model, labels))

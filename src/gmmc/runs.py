@@ -32,6 +32,7 @@ from gmmc.restoring import DENSITY_GAMMA2, NEIGHBOURS, REFERENCE, restore
 
 RESUME = "resume"
 STATES_KEPT = 2
+COUNTS = {"step": 10**9 - 1, "lines": 10**9, "processes": 2**20, "threads": 2**12}  # most in a state's header
 RECALIBRATED = "thresholds were fitted again since: `gmmc evaluate RUN ood` measures what is accepted now"
 
 
@@ -183,6 +184,8 @@ class RunFolder:
     def _unpack_state(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         try:
             tensors, info, digest = unpack(path)
+            if not _is_info(info):
+                raise Damaged(f"{path} is not the state of a training")
             if f"-{digest[:16]}." not in path.name or _moment(path) != f"step-{info['step']:09d}":
                 raise Damaged(f"{path} was altered: its content does not match its name")
         except Damaged:
@@ -257,6 +260,14 @@ class RunFolder:
 
     def save_results(self, results: dict[str, Any]) -> None:
         records.write_results(self.path, results)
+
+
+def _is_info(info: Any) -> bool:
+    """Whether the header of a state has the counts that reading it needs; older ones lack some."""
+    if not isinstance(info, dict) or "step" not in info:
+        return False
+    counts = [(info[name], most) for name, most in COUNTS.items() if name in info]
+    return all(type(count) is int and 0 <= count <= most for count, most in counts)
 
 
 def _moment(path: Path) -> str:

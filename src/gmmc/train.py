@@ -17,7 +17,7 @@ from gmmc import health, rollback, runs, telling
 from gmmc.checks import check
 from gmmc.config import Config
 from gmmc.data import Dataset
-from gmmc.errors import Diverged, InputError, Interrupted
+from gmmc.errors import Diverged, InputError, Interrupted, is_out_of_memory
 from gmmc.learner import Learner
 from gmmc.models import Classifier
 from gmmc.packing import Damaged, unpack
@@ -26,6 +26,7 @@ from gmmc.progress import Progress
 from gmmc.ranks import is_leader
 from gmmc.rollback import roll_back
 from gmmc.runs import RunFolder, State
+from gmmc.text import shortened
 from gmmc.warm_start import check_fit, load_start
 from gmmc.watching import Watch
 
@@ -152,9 +153,7 @@ class Loop:
         for line in [*complaints, *learner.room.notes]:
             self.bar.say(line)
         if state:
-            learner.restore(state)
-            self.trouble_at, self.failed = state.info["trouble_at"], state.info["failed"]
-            learner.lines, learner.seconds = state.info["lines"], state.info["seconds"]
+            self._restore(state)
             if is_leader():
                 lost = learner.lines - folder.rewind_metrics(learner.lines)
                 if lost > 0:
@@ -170,6 +169,21 @@ class Loop:
         self.saved_step = learner.step
         if not state:
             self.save()
+
+    def _restore(self, state: State) -> None:
+        learner, info = self.learner, state.info
+        try:
+            learner.restore(state)
+            self.trouble_at, self.failed = int(info["trouble_at"]), int(info["failed"])
+            learner.lines, learner.seconds = info["lines"], float(info["seconds"])
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                raise
+            reason = shortened(f"{type(error).__name__}: {error}")
+            raise InputError(
+                f"the state in {self.folder.path / runs.RESUME} is not one of this training ({reason}); "
+                f"delete {self.folder.path} to train from the start"
+            ) from None
         self.saved_at = time.monotonic()
 
     def look(self, epoch_done: bool) -> str:

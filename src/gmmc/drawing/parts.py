@@ -15,8 +15,9 @@ from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
 from gmmc.models import Classifier
 from gmmc.packing import Damaged, pack, unpack
-from gmmc.pixels import to_uint8
+from gmmc.pixels import Shape, to_uint8
 
+EMPTY = torch.empty(0)
 PART_SECONDS = 3.0  # of work in a part: what a kill may cost
 
 OnProgress = Callable[[int], None]
@@ -73,7 +74,7 @@ def drawn_in(
     made_by = fingerprint(model, steps)
     images = [torch.empty(0, *model.shape, dtype=torch.uint8)]
     with held(folder):
-        images += _kept_parts(folder, made_by, labels, seed)
+        images += _kept_parts(folder, made_by, labels, seed, model.shape)
         there = done = sum(map(len, images))
         report(done)
         for part in _in_parts(_rest(model, labels, seed, steps, done, report)):
@@ -107,7 +108,7 @@ def _in_parts(blocks: Iterable[Tensor]) -> Iterator[Tensor]:
         yield torch.cat(part)
 
 
-def _kept_parts(folder: Path, made_by: str, labels: Tensor, seed: int) -> list[Tensor]:
+def _kept_parts(folder: Path, made_by: str, labels: Tensor, seed: int, shape: Shape) -> list[Tensor]:
     """The parts of these images, in order up to the first that is missing or damaged. Others are deleted."""
     parts, kept, done = [], set(), 0
     while done < len(labels):
@@ -118,8 +119,10 @@ def _kept_parts(folder: Path, made_by: str, labels: Tensor, seed: int) -> list[T
             break
         if info != {"made_by": made_by, "seed": seed + done}:
             break
-        images, its_labels = tensors["images"], tensors["labels"]
-        if not torch.equal(its_labels, labels[done : done + len(images)]):
+        images, its_labels = tensors.get("images", EMPTY), tensors.get("labels", EMPTY)
+        if images.shape[1:] != shape or images.dtype != torch.uint8 or not len(images):
+            break
+        if its_labels.tolist() != labels[done : done + len(images)].tolist():
             break
         parts.append(images)
         kept.add(path)

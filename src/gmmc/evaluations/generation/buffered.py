@@ -46,8 +46,12 @@ def read_buffer(folder: RunFolder | None, model: Classifier) -> Buffer:
     images = state.shard["buffer.images"]
     if tuple(images.shape[1:]) != model.shape:
         raise InputError(f"the buffer must hold images of {model.shape}, got {tuple(images.shape[1:])}")
-    labels, visits = state.shard["buffer.labels"], state.shard["buffer.visits"]
-    return Buffer(as_files(images), labels, visits, state.step)
+    if not images.is_floating_point() or not images.float().isfinite().all():
+        raise InputError("the buffer must hold finite numbers, got others")
+    labels, visits = (state.shard.get(f"buffer.{name}") for name in ("labels", "visits"))
+    if labels is None or visits is None or not len(labels) == len(visits) == len(images):
+        raise InputError("the buffer must hold a label and a number of visits for each image")
+    return Buffer(as_files(images), model.label_tensor(labels, len(images)), visits, state.step)
 
 
 def as_files(chains: Tensor) -> Tensor:
