@@ -13,7 +13,7 @@ SOURCE = Path(gmmc.__file__).parent
 LAYERS = [
     {"atomic", "errors", "limits", "precision", "provenance", "randomness", "ranks"},
     {"text"},
-    {"inputs", "printing", "progress"},
+    {"inputs", "naming", "printing", "progress"},
     {"packing"},
     {"core", "config", "pixels", "records"},
     {"backbones", "data", "heads", "placement", "pretrained", "sampling", "schedule", "pictures"},
