@@ -17,7 +17,7 @@ from torch import Tensor
 from gmmc.data.decode import Conversion, decode, fit, pillow_rules
 from gmmc.data.speaking import progress
 from gmmc.errors import InputError
-from gmmc.limits import IMAGE_SIDE, MEMORY_SHARE, PIXELS_AT_ONCE
+from gmmc.limits import MEMORY_SHARE, PIXELS_AT_ONCE
 from gmmc.pixels import Shape
 
 BATCH = 128  # images in memory at once; fewer if they are large
@@ -34,11 +34,6 @@ class Wanted:
     width: int = 0
     channels: int = 0  # 1 or 3; 0: 1 if all images are grey, otherwise 3
     label: str | None = ""  # column of the labels; "": found by its name; None: no labels
-
-    def __post_init__(self):
-        if max(self.height, self.width) > IMAGE_SIDE:
-            rule = f"must be at most {IMAGE_SIDE:,} (limits.IMAGE_SIDE)"
-            raise InputError(f"the size of images {rule}, got {self.width}×{self.height}")
 
     @property
     def mode(self) -> str:
