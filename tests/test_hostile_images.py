@@ -300,6 +300,18 @@ def repeated_cell(path: Path) -> Path:
     return path
 
 
+def shared_prefix(path: Path) -> Path:
+    """16 rows of 30 MB, each of which is stored as one that begins like the row before."""
+    cell = png(IMAGES[0]) + bytes(30_000_000)
+    table = pa.table({"image": [cell] * 16, "label": [i % 2 for i in range(16)]})
+    encodings = {"image": "DELTA_BYTE_ARRAY", "label": "PLAIN"}
+    arrow_parquet.write_table(
+        table, path, compression="zstd", use_dictionary=False, column_encoding=encodings
+    )
+    assert path.stat().st_size < 20_000
+    return path
+
+
 def one_huge_cell(path: Path) -> Path:
     """A page that expands to 400 MB."""
     table = pa.table({"image": [png(IMAGES[0]), bytes(400_000_000)], "label": [0, 1]})
@@ -324,6 +336,7 @@ def huge_pictures(path: Path) -> Path:
     ("make", "size", "outcome"),
     [
         (repeated_cell, 0, "(3, 4, 4)"),
+        (shared_prefix, 0, "(3, 4, 4)"),
         (one_huge_cell, 0, "limits.PARQUET_RATIO"),
         (huge_pictures, 0, "limits.IMAGE_SIDE"),
         (huge_pictures, 16, "(3, 16, 16)"),

@@ -55,7 +55,7 @@ def read(files: SplitFiles, wanted: Wanted, title: str) -> Reading:
     count = sum(shard.rows for shard in shards)
     if count == 0:
         raise InputError(
-            f"{files.root} must hold images, got no rows in {listed([p.name for p in files.paths])}"
+            f"{shown(files.root)} must hold images, got no rows in {listed([p.name for p in files.paths])}"
         )
     reading = read_all(_batches(shards, values), count, wanted, title)
     if wanted.label is None:
@@ -63,14 +63,15 @@ def read(files: SplitFiles, wanted: Wanted, title: str) -> Reading:
     if shards[0].names:
         return replace(reading, labels=torch.tensor(values), classes=shards[0].names, named=True)
     if len({type(value) for value in values}) > 1:
-        raise InputError(f"the column {shards[0].label!r} must be of one type in all files of {files.root}")
+        where = f"{shortened(shards[0].label)} must be of one type in all files of {shown(files.root)}"
+        raise InputError(f"the column {where}")
     names = sorted(set(values))
     position = {name: i for i, name in enumerate(names)}
     return replace(reading, labels=torch.tensor([position[v] for v in values]), classes=tuple(names))
 
 
 def _batches(shards: Sequence[Shard], values: list[str | int]) -> Iterator[list[Encoded]]:
-    """Encoded images, as many at a time as are few and small. Their labels are added to `values`."""
+    """Encoded images, at most BATCH and PARQUET_BYTES at a time. Their labels are added to `values`."""
     batch: list[Encoded] = []
     size = 0
     for shard in shards:
@@ -108,28 +109,39 @@ def _checked(label: str | int | None, shard: Shard, row: int) -> str | int:
 
 def _rows(shard: Shard) -> Iterator[tuple[bytes, Any]]:
     """(encoded image, label) of each row."""
-    from pyarrow import types
-
     most = max(1, PARQUET_BYTES // ENCODED_BYTES)
     row = 0
     with _opened(shard.path) as file:
         # Handing a few rows over to other threads takes longer than reading them.
         for batch in file.iter_batches(most, columns=shard.columns, use_threads=False):
-            images = batch.column(shard.image)
-            images = images.flatten()[0] if shard.is_struct else images
-            _check_lengths(images, shard, row, ENCODED_BYTES, "ENCODED_BYTES")
-            labels = batch.column(shard.label) if shard.label else None
-            if labels is not None and types.is_dictionary(labels.type):
-                labels = labels.dictionary_decode()
-            if labels is not None and not types.is_primitive(labels.type):
-                _check_lengths(labels, shard, row, 4 * CLASS_NAME, "CLASS_NAME")  # at most 4 bytes each
-            cells = images.to_pylist()
-            if None in cells:
-                place = _at(shard, row + cells.index(None))
-                raise InputError(f"{place} must have an image in {shortened(shard.image)}, got null")
-            values = [None] * len(cells) if labels is None else labels.to_pylist()
-            yield from zip(cells, values, strict=True)
-            row += len(cells)
+            yield from zip(_images(batch, shard, row), _labels(batch, shard, row), strict=True)
+            row += len(batch)
+
+
+def _images(batch, shard: Shard, row: int) -> list[bytes]:
+    """Encoded images of a few rows, of which `row` is the first."""
+    column = batch.column(shard.image)
+    column = column.flatten()[0] if shard.is_struct else column
+    _check_lengths(column, shard, row, ENCODED_BYTES, "ENCODED_BYTES")
+    cells = column.to_pylist()
+    if None in cells:
+        place = _at(shard, row + cells.index(None))
+        raise InputError(f"{place} must have an image in {shortened(shard.image)}, got null")
+    return cells
+
+
+def _labels(batch, shard: Shard, row: int) -> list[Any]:
+    """Labels of a few rows; None where there are none."""
+    from pyarrow import types
+
+    if shard.label is None:
+        return [None] * len(batch)
+    column = batch.column(shard.label)
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not types.is_primitive(column.type):
+        _check_lengths(column, shard, row, 4 * CLASS_NAME, "CLASS_NAME")  # a character has 4 bytes at most
+    return column.to_pylist()
 
 
 def _check_lengths(cells, shard: Shard, row: int, most: int, bound: str) -> None:

@@ -104,11 +104,9 @@ def check_memory(count: int, shape: Shape) -> None:
     most = int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     needed = count * math.prod(shape)
     if needed > most:
+        bound = f"{MEMORY_SHARE:.0%} of this machine's memory (limits.MEMORY_SHARE)"
         got = f"{count:,} of {shape[2]}×{shape[1]}, which take {needed / 2**30:,.1f} GiB"
-        rule = (
-            f"must fit into {most / 2**30:,.1f} GiB, a share of this machine's memory (limits.MEMORY_SHARE)"
-        )
-        raise InputError(f"the images {rule}, got {got}; data.size=… shrinks them")
+        raise InputError(f"the images must fit into {bound}, got {got}; data.size=… shrinks them")
 
 
 def read_all(batches: Iterable[Sequence[Encoded]], count: int, wanted: Wanted, title: str) -> Reading:
