@@ -96,7 +96,9 @@ def test_inks_become_colours():
 
 def test_ycbcr_becomes_rgb(monkeypatch):
     flat = Image.fromarray(np.full((6, 10, 3), (200, 60, 30), np.uint8)).convert("YCbCr")
-    monkeypatch.setattr(Image, "open", lambda _: flat)  # not every Pillow reads the files that it writes
+    monkeypatch.setattr(
+        Image, "open", lambda *_, **__: flat
+    )  # not every Pillow reads the files that it writes
     got, done = decoded(b"")
     assert got.shape == (6, 10, 3)
     assert np.abs(got.astype(int) - (200, 60, 30)).max() <= 2  # it has no more bits than that

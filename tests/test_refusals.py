@@ -223,7 +223,7 @@ BAD = [
     (lambda root: one_table(root, {"label": LABELS}), "must have a column of images, got the columns label"),
     (
         lambda root: one_table(root, {"img": encoded(IMAGES), "label": [0.5] * 30}),
-        "must be whole numbers or strings, got double",
+        "must be whole numbers or strings, got .double",
     ),
     (loose_images, "must hold one sub-folder of images per class, got no sub-folders"),
     (empty_folder, "must hold images in one sub-folder per class, or parquet files, got neither"),

@@ -4,15 +4,16 @@ import json
 import os
 import stat
 import tomllib
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from gmmc.errors import InputError
 from gmmc.limits import DOCUMENT_BYTES
 from gmmc.text import printable
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a regular file to read; OSError for anything else, where reading could wait for ever."""
     # Opening a pipe without O_NONBLOCK waits for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -9,9 +9,11 @@ MiB = 2**20
 ENCODED_BYTES = 64 * MiB  # of one encoded image, in a file or in a cell of a parquet file
 PICTURE_PIXELS = 89_478_485  # width × height of one picture, before it is resized; Pillow's own first bound
 IMAGE_SIDE = 4096  # pixels of one side of an image as a model sees it
-PIXELS_AT_ONCE = 2**28  # of all pictures that are being decoded at a time
+PIXELS_AT_ONCE = 2**27  # of all pictures that are being decoded at a time
 MEMORY_SHARE = 0.5  # of this machine's memory that the decoded images of one split may take
-PARQUET_BYTES = 128 * MiB  # of rows that are decoded from a parquet file at a time
+PARQUET_BYTES = 128 * MiB  # of rows that are read from a parquet file at a time
+PARQUET_RATIO = 20  # to which a larger column may be compressed; encoded images hardly can be
+FOLDER_DEPTH = 64  # of folders inside each other
 
 # Models, results and other documents
 MODEL_BYTES = 8 * 1024 * MiB  # of a model's file

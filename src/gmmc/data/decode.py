@@ -6,6 +6,7 @@ What can be converted without a choice is converted and reported; anything else 
 import contextlib
 import io
 import struct
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,12 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from gmmc.errors import InputError
+from gmmc.inputs import read_bytes
+from gmmc.limits import ENCODED_BYTES, IMAGE_SIDE, PICTURE_PIXELS, PIXELS_AT_ONCE
+from gmmc.text import printable
+
+# Those of folder.SUFFIXES. Pillow has more, and starts Ghostscript for one of them.
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000")
 
 Conversion = tuple[str, str]  # what an image was, and what was done to it
 
@@ -48,33 +55,92 @@ def pillow_rules() -> Iterator[None]:
         yield
 
 
-def decode(source: Path | bytes, where: str) -> tuple[Image.Image, tuple[Conversion, ...]]:
-    """(an upright image of the mode L or RGB, what was done to get it). Errors name it by `where`."""
+class Room:
+    """Pixels that threads share: each waits until there is room for its picture."""
+
+    def __init__(self, pixels: int):
+        self._pixels = pixels
+        self._free = pixels
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def taken(self, pixels: int) -> Iterator[None]:
+        pixels = min(pixels, self._pixels)  # a picture larger than the room is decoded alone
+        with self._changed:
+            self._changed.wait_for(lambda: pixels <= self._free)
+            self._free -= pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += pixels
+                self._changed.notify_all()
+
+
+ROOM = Room(PIXELS_AT_ONCE)
+
+
+@contextlib.contextmanager
+def opened(source: Path | bytes, where: str) -> Iterator[Image.Image]:
+    """A picture of bounded size, of which only the header is decoded. Errors in the block name `where`."""
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            mode = _true_mode(image)
-            animated = bool(getattr(image, "is_animated", False))
-            turned = _is_turned(image)
-            upright = ImageOps.exif_transpose(image) if turned else image
-            if mode == SIXTEEN_BITS:
-                picture, conversions = _high_bits(upright, where)
-            else:
-                picture, conversions = _eight_bits(upright, mode, where)
+        content = source if isinstance(source, bytes) else read_bytes(source, ENCODED_BYTES, "ENCODED_BYTES")
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            if image.width * image.height > PICTURE_PIXELS:
+                bound = f"{PICTURE_PIXELS:,} pixels (limits.PICTURE_PIXELS)"
+                raise InputError(f"{where} must have at most {bound}, got {image.width}×{image.height}")
+            yield image
     except InputError:
         raise
     except FileNotFoundError:
         raise InputError(f"no image file {where!r}") from None
     except UnidentifiedImageError:
         raise InputError(f"cannot read {where} as an image: it has no known format") from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        reason = str(error).split(",")[0]  # the rest guesses at a motive
+        raise InputError(f"cannot read {where} as an image: {reason} (limits.PICTURE_PIXELS)") from None
     except Exception as error:  # from damaged bytes the decoders raise almost anything
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"cannot read {where} as an image: {reason}") from None
-    return picture, (FIRST_FRAME,) * animated + (UPRIGHT,) * turned + conversions
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"cannot read {where} as an image: {printable(reason)}") from None
+
+
+def decode(
+    source: Path | bytes, where: str, *, mode: str = "", height: int = 0, width: int = 0
+) -> tuple[Image.Image, tuple[Conversion, ...]]:
+    """(an upright image, what was done to get it). Errors name it by `where`.
+
+    Without a mode, L or RGB as the file has it. Without a height and width, the size of the file, which a
+    model has to take: such an image must be smaller.
+    """
+    with opened(source, where) as image, ROOM.taken(image.width * image.height):
+        if not height and max(image.size) > IMAGE_SIDE:
+            bound = f"{IMAGE_SIDE:,} pixels wide and high (limits.IMAGE_SIDE)"
+            remedy = "data.size=… or --resize shrinks it"
+            raise InputError(f"{where} must be at most {bound}, got {image.width}×{image.height}; {remedy}")
+        picture, conversions = _plain(image, where)
+        if mode:
+            picture = picture.convert(mode)
+        if height:
+            picture = fit(picture, height, width)
+    return picture, conversions
 
 
 def fit(image: Image.Image, height: int, width: int) -> Image.Image:
     """The largest part around the centre with these proportions, resized without aliasing."""
     return image if image.size == (width, height) else ImageOps.fit(image, (width, height))
+
+
+def _plain(image: Image.Image, where: str) -> tuple[Image.Image, tuple[Conversion, ...]]:
+    """(the image upright in the mode L or RGB, what was done to get it)."""
+    mode = _true_mode(image)
+    animated = bool(getattr(image, "is_animated", False))
+    turned = _is_turned(image)
+    upright = ImageOps.exif_transpose(image) if turned else image
+    if mode == SIXTEEN_BITS:
+        picture, conversions = _high_bits(upright, where)
+    else:
+        picture, conversions = _eight_bits(upright, mode, where)
+    return picture, (FIRST_FRAME,) * animated + (UPRIGHT,) * turned + conversions
 
 
 def _true_mode(image: Image.Image) -> str:

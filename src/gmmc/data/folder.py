@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 
-from gmmc.data.layout import SPLITS, WHOLE, Found, SplitFiles, listed
+from gmmc.data.layout import SPLITS, WHOLE, Found, SplitFiles, listed, shown
 from gmmc.data.reading import BATCH, Encoded, Reading, Wanted, read_all
 from gmmc.errors import InputError
+from gmmc.naming import check_class_names
 
 SUFFIXES = {".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif"}
 SUFFIXES |= {".tiff", ".webp"}
@@ -42,7 +43,7 @@ def find(root: Path, paths: Sequence[Path], *, labelled: bool) -> Found:
 def read(files: SplitFiles, wanted: Wanted, title: str) -> Reading:
     def batches() -> Iterator[list[Encoded]]:
         for start in range(0, len(files.paths), BATCH):
-            yield [(path, str(path)) for path in files.paths[start : start + BATCH]]
+            yield [(path, shown(path)) for path in files.paths[start : start + BATCH]]
 
     reading = read_all(batches(), len(files.paths), wanted, title)
     if wanted.label is None:
@@ -65,11 +66,13 @@ def _split_folders(root: Path) -> list[Path]:
 def _in_class_folders(folder: Path, images: Sequence[Path]) -> list[Path]:
     classes = _folders(folder)
     if not classes:
-        raise InputError(f"{folder} must hold one sub-folder of images per class, got no sub-folders")
+        raise InputError(f"{shown(folder)} must hold one sub-folder of images per class, got no sub-folders")
     filled = {path.relative_to(folder).parts[0] for path in images}
     for name in classes:
         if name.name not in filled:
-            raise InputError(f"every class folder must hold images, got none in {name}; fill or remove it")
+            rule = "every class folder must hold images"
+            raise InputError(f"{rule}, got none in {shown(name)}; fill or remove it")
+    check_class_names([name.name for name in classes], f"the class folders of {shown(folder)}")
     return [path for path in images if path.parent != folder]
 
 

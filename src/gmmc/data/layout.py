@@ -5,6 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gmmc.errors import InputError
+from gmmc.limits import FOLDER_DEPTH
+from gmmc.text import printable, shortened
+
 # How folders and files may call a split.
 SPLITS = {
     "train": "train",
@@ -35,6 +39,9 @@ class Found:
 def visible_files(folder: Path, above: frozenset[str] = frozenset()) -> Iterator[Path]:
     """All files below a folder in the order of their names, hidden ones left out. Links are followed."""
     above |= {os.path.realpath(folder)}
+    if len(above) > FOLDER_DEPTH:
+        rule = f"must be at most {FOLDER_DEPTH} deep (limits.FOLDER_DEPTH)"
+        raise InputError(f"folders inside each other {rule}, got {shortened(str(folder))}")
     with os.scandir(folder) as entries:
         visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda e: e.name)
     for entry in visible:
@@ -45,6 +52,12 @@ def visible_files(folder: Path, above: frozenset[str] = frozenset()) -> Iterator
             yield from visible_files(path, above)
 
 
+def shown(path: Path) -> str:
+    """Path of a file of others, made safe to print."""
+    return printable(str(path))
+
+
 def listed(names: list[str], most: int = 5) -> str:
-    """'a, b, c' or 'a, b, … (12)'."""
+    """'a, b, c' or 'a, b, … (12)', made safe to print."""
+    names = [printable(name) for name in names]
     return ", ".join(names) if len(names) <= most else f"{', '.join(names[:most])}, … ({len(names)})"

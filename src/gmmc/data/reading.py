@@ -1,9 +1,10 @@
 """Many encoded images → one tensor: decoded by several threads, counted, all of one size."""
 
 import functools
+import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +17,10 @@ from torch import Tensor
 from gmmc.data.decode import Conversion, decode, fit, pillow_rules
 from gmmc.data.speaking import progress
 from gmmc.errors import InputError
+from gmmc.limits import MEMORY_SHARE, PIXELS_AT_ONCE
 from gmmc.pixels import Shape
 
-BATCH = 128  # encoded images in memory at once
+BATCH = 128  # images in memory at once; fewer if they are large
 TASK = 8  # images that a thread takes at a time: one by one, handing over costs as much as a small image
 
 Encoded = tuple[Path | bytes, str]  # a file or its bytes, and how to call it in an error
@@ -32,6 +34,11 @@ class Wanted:
     width: int = 0
     channels: int = 0  # 1 or 3; 0: 1 if all images are grey, otherwise 3
     label: str | None = ""  # column of the labels; "": found by its name; None: no labels
+
+    @property
+    def mode(self) -> str:
+        """Pillow's name of the channels; empty where the images decide."""
+        return {0: "", 1: "L", 3: "RGB"}[self.channels]
 
 
 @dataclass(frozen=True)
@@ -79,16 +86,27 @@ class Stack:
         self.done += 1
 
     def _room(self, channels: int, height: int, width: int) -> np.ndarray:
-        try:
-            return np.empty((self.count, channels, height, width), np.uint8)
-        except MemoryError:
-            many = f"{self.count} of {width}×{height}"
-            raise InputError(
-                f"the images must fit into memory, got {many}; data.size=… shrinks them"
-            ) from None
+        check_memory(self.count, (channels, height, width))
+        return np.empty((self.count, channels, height, width), np.uint8)
+
+    @property
+    def at_once(self) -> int:
+        """Images to decode before any is added: one until their size is known."""
+        pixels = self._images.shape[2] * self._images.shape[3] if self.done else PIXELS_AT_ONCE
+        return max(1, min(BATCH, PIXELS_AT_ONCE // max(1, pixels)))
 
     def tensor(self) -> Tensor:
         return torch.from_numpy(self._images)
+
+
+def check_memory(count: int, shape: Shape) -> None:
+    """Refuse images that would take too much of this machine's memory, before they are decoded."""
+    most = int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    needed = count * math.prod(shape)
+    if needed > most:
+        bound = f"{MEMORY_SHARE:.0%} of this machine's memory (limits.MEMORY_SHARE)"
+        got = f"{count:,} of {shape[2]}×{shape[1]}, which take {needed / 2**30:,.1f} GiB"
+        raise InputError(f"the images must fit into {bound}, got {got}; data.size=… shrinks them")
 
 
 def read_all(batches: Iterable[Sequence[Encoded]], count: int, wanted: Wanted, title: str) -> Reading:
@@ -97,8 +115,9 @@ def read_all(batches: Iterable[Sequence[Encoded]], count: int, wanted: Wanted, t
     tally: Counter[Conversion] = Counter()
     workers = min(16, os.cpu_count() or 1)
     with pillow_rules(), ThreadPoolExecutor(workers) as pool, progress(title, count) as bar:
-        for batch in batches:
-            tasks = [batch[start : start + TASK] for start in range(0, len(batch), TASK)]
+        for some in _rounds(batches, stack):
+            each = max(1, min(TASK, len(some) // workers))
+            tasks = [some[start : start + each] for start in range(0, len(some), each)]
             for decoded in pool.map(functools.partial(_decode_some, wanted=wanted), tasks):
                 for pixels, conversions, where in decoded:
                     stack.add(pixels, where)
@@ -107,16 +126,22 @@ def read_all(batches: Iterable[Sequence[Encoded]], count: int, wanted: Wanted, t
     return Reading(stack.tensor(), torch.empty(0, dtype=torch.int64), (), False, tally, stack.grey)
 
 
+def _rounds(batches: Iterable[Sequence[Encoded]], stack: Stack) -> Iterator[Sequence[Encoded]]:
+    """As many images of a batch at a time as the stack can take."""
+    for batch in batches:
+        start = 0
+        while start < len(batch):
+            some = batch[start : start + stack.at_once]
+            start += len(some)
+            yield some
+
+
 def _decode_some(
     some: Sequence[Encoded], wanted: Wanted
 ) -> list[tuple[np.ndarray, tuple[Conversion, ...], str]]:
     decoded = []
     for source, where in some:
-        image, conversions = decode(source, where)
-        if wanted.channels:
-            image = image.convert("L" if wanted.channels == 1 else "RGB")
-        if wanted.height:
-            image = fit(image, wanted.height, wanted.width)
+        image, conversions = decode(source, where, mode=wanted.mode, height=wanted.height, width=wanted.width)
         decoded.append((np.asarray(image), conversions, where))
     return decoded
 
@@ -126,6 +151,7 @@ def fitted(images: Tensor, shape: Shape) -> Tensor:
     channels, height, width = shape
     if tuple(images.shape[1:]) == shape:
         return images
+    check_memory(len(images), shape)
     fits = torch.empty(len(images), *shape, dtype=torch.uint8)
     for i, image in enumerate(images):
         picture = Image.fromarray((image[0] if len(image) == 1 else image.permute(1, 2, 0)).numpy())

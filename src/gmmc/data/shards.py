@@ -6,8 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from gmmc.data.layout import SPLITS, WHOLE, Found, SplitFiles, listed
+from gmmc.data.layout import SPLITS, WHOLE, Found, SplitFiles, listed, shown
 from gmmc.errors import InputError
+from gmmc.inputs import open_regular
+from gmmc.text import printable
 
 SUFFIX = ".parquet"
 # train-00000-of-00002, also with the hash that older uploads have at the end
@@ -24,7 +26,7 @@ def find(root: Path, paths: Sequence[Path], *, complete: bool) -> Found:
     if len(folders) > 1:
         raise InputError(
             f"{root} must hold one data set, got parquet files of several: {listed(folders)}; "
-            f"choose one, as in {root / folders[0]}"
+            f"choose one, as in {shown(root / folders[0])}"
         )
     splits = defaultdict(list)
     for path, (_, split) in used.items():
@@ -58,7 +60,8 @@ def _check_series(files: Sequence[Path], complete: bool) -> list[str]:
         other = seen.get(index) or next((shard for shard in seen.values() if shard[1] != total), None)
         if other:
             raise InputError(
-                f"{path} must not lie beside {other[0].name}: they are of two copies; remove one"
+                f"{shown(path)} must not lie beside {printable(other[0].name)}: they are of two copies; "
+                "remove one"
             )
         seen[index] = (path, total)
     notes = []
@@ -67,10 +70,12 @@ def _check_series(files: Sequence[Path], complete: bool) -> list[str]:
         if len(seen) < total and complete:
             first = next(i for i in range(total) if i not in seen)
             example = f"{name.name}-{first:05d}-of-{total:05d}{SUFFIX}"
-            raise InputError(f"{name.parent} must hold all {total} files of {name.name}, got no {example}")
+            rule = f"must hold all {total} files of {printable(name.name)}"
+            raise InputError(f"{shown(name.parent)} {rule}, got no {printable(example)}")
         if len(seen) < total:
             notes.append(
-                f"only {len(seen)} of the {total} files of {name.name} are there; their images are used"
+                f"only {len(seen)} of the {total} files of {printable(name.name)} are there; "
+                "their images are used"
             )
     return notes
 
@@ -83,8 +88,10 @@ def _refuse_copies(files: Sequence[Path]) -> None:
     for alike in by_size.values():
         seen: dict[bytes, Path] = {}
         for path in alike if len(alike) > 1 else ():
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 digest = hashlib.file_digest(file, "sha256").digest()
             if digest in seen:
-                raise InputError(f"{path} must not be a copy of {seen[digest]}; remove one of them")
+                raise InputError(
+                    f"{shown(path)} must not be a copy of {shown(seen[digest])}; remove one of them"
+                )
             seen[digest] = path

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gmmc.errors import InputError
+from gmmc.naming import check_class_names
 from gmmc.pixels import Shape, check_range
 from gmmc.randomness import generator
 
@@ -68,15 +69,13 @@ class Dataset:
     partial: bool = False  # whether classes may lack images, which come in another part
 
     def __post_init__(self):
-        object.__setattr__(self, "class_names", tuple(self.class_names))
-        count = len(self.class_names)
+        names = check_class_names(tuple(self.class_names), "class_names")
+        object.__setattr__(self, "class_names", names)
+        count = len(names)
         if count < 2:
             raise InputError(
                 f"a classifier needs images of at least two classes, got {', '.join(self.class_names)!r}"
             )
-        if len(set(self.class_names)) < count:
-            twice = next(name for name in self.class_names if self.class_names.count(name) > 1)
-            raise InputError(f"class_names must differ, got {twice!r} twice")
         if len(self.train) == 0:
             raise InputError("the training data must hold at least one image, got none")
         for name in ("train", "valid", "test"):

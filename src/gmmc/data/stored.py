@@ -11,10 +11,11 @@ from gmmc.config import DataConfig
 from gmmc.data import folder, parquet, shards
 from gmmc.data.cache import Entry
 from gmmc.data.decode import TO_RGB, Conversion
-from gmmc.data.layout import WHOLE, Found, SplitFiles, visible_files
+from gmmc.data.layout import WHOLE, Found, SplitFiles, shown, visible_files
 from gmmc.data.reading import Reading, Wanted
 from gmmc.data.splits import LabelledImages, Parts, hold_out_test
 from gmmc.errors import InputError
+from gmmc.naming import check_class_names
 from gmmc.pixels import Shape
 
 
@@ -32,7 +33,7 @@ def find(path: Path, *, labelled: bool) -> Found:
         if any(file.suffix.lower() in folder.SUFFIXES for file in files):
             return folder.find(path, files, labelled=labelled)
     except OSError as error:
-        raise InputError(f"cannot read {error.filename or path}: {error.strerror}") from None
+        raise InputError(f"cannot read {shown(error.filename or path)}: {error.strerror}") from None
     raise InputError(f"{path} must hold images in one sub-folder per class, or parquet files, got neither")
 
 
@@ -77,7 +78,7 @@ def _read(files: SplitFiles, split: str, wanted: Wanted, name: str) -> Reading:
     try:
         entry = Entry(files, split, wanted)
     except OSError as error:
-        raise InputError(f"cannot read {error.filename}: {error.strerror}") from None
+        raise InputError(f"cannot read {shown(error.filename)}: {error.strerror}") from None
     reading = entry.read()
     if reading is None:
         reading = kind.read(files, wanted, f"reading {name} {split}".strip())
@@ -101,7 +102,8 @@ def _together(readings: dict[str, Reading], path: Path) -> tuple[dict[str, Label
         positions = torch.tensor([position[name] for name in reading.classes])
         images = reading.images.expand(-1, channels, -1, -1).contiguous()
         parts[split] = LabelledImages(images, positions[reading.labels])
-    return parts, tuple(map(str, classes))
+    names = check_class_names([str(name) for name in classes], f"the class names of {shown(path)}")
+    return parts, names
 
 
 def _common_classes(readings: Sequence[Reading], path: Path) -> list[str | int]:

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from gmmc import pictures
 from gmmc.atomic import write_atomic
+from gmmc.data.decode import pillow_rules
 from gmmc.data.files import read_image
 from gmmc.drawing.parts import OnProgress, fingerprint, held, silent
+from gmmc.inputs import open_regular, parse_json
 from gmmc.models import Classifier
 from gmmc.pixels import as_unit
 
@@ -84,11 +86,11 @@ def _write_png(path: Path, image: Tensor, stamp: dict[str, str | int]) -> None:
 def _bears(path: Path, stamp: dict[str, str | int]) -> bool:
     """Whether this is an intact image of ours with this stamp."""
     try:
-        with Image.open(path) as picture:
+        with pillow_rules(), open_regular(path) as file, Image.open(file, formats=("PNG",)) as picture:
             text = picture.info["gmmc"]
             picture.verify()
-        return json.loads(text) == stamp
-    except (OSError, SyntaxError, ValueError, KeyError, TypeError):
+        return parse_json(text, str(path)) == stamp
+    except Exception:  # from damaged bytes Pillow raises almost anything
         return False
 
 

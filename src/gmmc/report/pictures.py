@@ -2,15 +2,20 @@
 
 import base64
 import io
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
-from PIL import Image
-
+from gmmc.data.decode import opened, pillow_rules
+from gmmc.inputs import read_bytes
+from gmmc.limits import ENCODED_BYTES
 from gmmc.report.parts import Panel, having
 from gmmc.report.reading import Run
+from gmmc.text import printable
 
 ALL_PICTURES = 3_500_000  # bytes of a page
 QUALITIES = (90, 75, 50)
+WEBP_SIDE = 16383  # pixels that the format allows
 CAPTIONS = {
     "samples/by_class.png": ("Fresh samples by class", "a row per class, the first seeds, none left out"),
     "samples/unconditional.png": ("Fresh samples of any class", "the first seeds, none left out"),
@@ -56,35 +61,37 @@ def panels(name: str, runs: Sequence[Run], most: int) -> list[Panel]:
 
 def panel(run: Run, file: str, most: int, *, several: bool) -> Panel:
     """A picture that results.json names; one that is gone is told, not left out."""
-    title, detail = CAPTIONS.get(file, (file, ""))
+    shown = printable(file)
+    title, detail = CAPTIONS.get(file, (shown, ""))
     alt = f"{title} of the run {run.name}{', ' + detail if detail else ''}."
     detail = " · ".join(filter(None, [run.name if several else "", detail]))
-    path = run.path / file
-    if not path.resolve().is_relative_to(run.path.resolve()):
-        return Panel(
-            title, detail, missing=f"{file} lies outside the run folder: not shown", wide=not several
-        )
     try:
-        original = path.read_bytes()
+        # Path.resolve raises for a link to itself.
+        if not Path(os.path.realpath(run.path / file)).is_relative_to(os.path.realpath(run.path)):
+            why = "lies outside the run folder: not shown"
+            return Panel(title, detail, missing=f"{shown} {why}", wide=not several)
+        original = read_bytes(run.path / file, ENCODED_BYTES, "ENCODED_BYTES")
         kind, content = fitted(original, most)
-    except (OSError, SyntaxError) as error:  # Pillow raises both for damaged files
+    except (OSError, ValueError) as error:  # ValueError: what cannot be a file name, or no picture
         gone = isinstance(error, FileNotFoundError)
         why = "is not in the run folder any more" if gone else "is no picture that can be read"
-        return Panel(title, detail, missing=f"{file} {why}", wide=not several)
+        return Panel(title, detail, missing=f"{shown} {why}", wide=not several)
     if content != original:
-        detail = ", ".join(filter(None, [detail, f"compressed for this page; the original is {file}"]))
+        detail = ", ".join(filter(None, [detail, f"compressed for this page; the original is {shown}"]))
     source = f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
     return Panel(title, detail, picture=source, alt=alt, wide=not several)
 
 
 def fitted(content: bytes, most: int) -> tuple[str, bytes]:
     """(kind, content) of a picture within so many bytes: as it is, else compressed, else also smaller."""
-    with Image.open(io.BytesIO(content)) as picture:
-        kind = (picture.format or "").lower()
+    with pillow_rules(), opened(content, "the picture") as original:
+        kind = (original.format or "").lower()
         if kind in ("png", "jpeg", "gif", "webp") and len(content) * 4 / 3 <= most:
-            picture.verify()
+            original.verify()
             return kind, content
-        picture = picture.convert("RGB")
+        picture = original.convert("RGB")
+    while max(picture.size) > WEBP_SIDE:
+        picture = picture.reduce(2)
     while True:
         for quality in QUALITIES:
             smaller = io.BytesIO()
