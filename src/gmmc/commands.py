@@ -52,7 +52,7 @@ def evaluate_run(
     data = load_data(model, run)
     folder = own_folder(run)
     folder.results()
-    if metrics := folder.metrics():
+    if (metrics := folder.metrics()) and "seconds" in metrics[-1]:
         model.trained["seconds"] = metrics[-1]["seconds"]
     for name, result in evaluations.one_by_one(model, data, names, cfg, folder):
         evaluations.keep(result, name, folder)

@@ -16,8 +16,14 @@ PARQUET_BYTES = 128 * MiB  # of rows that are decoded from a parquet file at a t
 # Models, results and other documents
 MODEL_BYTES = 16 * 1024 * MiB  # of a model's file
 DOCUMENT_BYTES = 64 * MiB  # of a TOML or JSON file
+METRICS_BYTES = 256 * MiB  # of metrics.jsonl, which grows with a training
+TOML_CHARACTERS = MiB  # of a recipe or a card
+NESTING = 32  # levels of brackets in a TOML or JSON file, and parts of a dotted key
+DIGITS = 300  # of a whole number in a JSON file
 CLASSES = 100_000
 CLASS_NAME = 200  # characters
 
 # Errors
 SHOWN = 80  # characters of an offending value
+PATH_SHOWN = 400  # characters of an offending path
+MESSAGE = 2000  # characters of a whole message on the command line
