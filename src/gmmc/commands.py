@@ -16,6 +16,7 @@ from gmmc.errors import InputError
 from gmmc.evaluations import Result
 from gmmc.models import Classifier, pick_device
 from gmmc.pixels import is_vector
+from gmmc.printing import print_line
 from gmmc.progress import Progress
 
 # Options of `gmmc evaluate` that only some of the evaluations look at.
@@ -93,7 +94,7 @@ def own_folder(run: str) -> runs.RunFolder:
     """Where results of a run are kept; of a shipped model in a copy, and people are told."""
     folder = runs.RunFolder(pretrained.own_copy(run))
     if pretrained.is_shipped(run):
-        print(f"{run} is evaluated in {folder.path}", file=sys.stderr, flush=True)
+        print_line(f"{run} is evaluated in {folder.path}", file=sys.stderr)
     return folder
 
 

@@ -38,7 +38,9 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     whole = _read(path, METRICS_BYTES, "METRICS_BYTES").rpartition(b"\n")[0].splitlines()
-    return [_metrics_line(text, f"{path} is damaged in line {number}") for number, text in enumerate(whole, 1)]
+    return [
+        _metrics_line(text, f"{path} is damaged in line {number}") for number, text in enumerate(whole, 1)
+    ]
 
 
 def _metrics_line(text: bytes, damaged: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Text from files and command lines, made safe to print."""
 
+import unicodedata
 from typing import Any
 
 from gmmc.limits import SHOWN
@@ -7,10 +8,16 @@ from gmmc.limits import SHOWN
 
 def printable(text: str) -> str:
     """Return the text on one line, with each character that a terminal could act on as an escape: \\x1b."""
+    if text.isprintable():
+        return text
     return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
+        character if _is_harmless(character) else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def _is_harmless(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"  # a space of any width
 
 
 def shortened(value: Any, most: int = SHOWN) -> str:

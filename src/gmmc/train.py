@@ -21,6 +21,7 @@ from gmmc.errors import Diverged, InputError, Interrupted
 from gmmc.learner import Learner
 from gmmc.models import Classifier
 from gmmc.packing import Damaged, unpack
+from gmmc.printing import print_line
 from gmmc.processes import build_fabric, world_size
 from gmmc.progress import Progress
 from gmmc.ranks import is_leader
@@ -283,12 +284,12 @@ def load_finished(folder: RunFolder, data: Dataset, device: torch.device) -> Cla
         _, info, _ = unpack(path)
     except Damaged as error:
         if is_leader():
-            print(f"{error}; it is made again from the last state", file=sys.stderr)
+            print_line(f"{error}; it is made again from the last state", file=sys.stderr)
         return None
     trained = info["trained"]
     check_same_data(trained["data_sha256"], trained.get("held_out_sha256"), data, folder)
     if is_leader():
-        print(f"{folder.path} is already trained ({trained['updates']} updates)")
+        print_line(f"{folder.path} is already trained ({trained['updates']} updates)")
     return runs.load(path, str(device))
 
 

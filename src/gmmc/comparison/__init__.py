@@ -115,13 +115,14 @@ def show(entry: dict[str, Any]) -> None:
         rows += [["", line, *[""] * len(COLUMNS)] for line in more]
     headings = [heading for heading, _ in COLUMNS.values()]
     printing.print_table(["run", "what differs", *headings], rows, words=2)
-    print(f"\nnoise: {entry['conditions']['noise']}")
+    print()
+    printing.print_line(f"noise: {entry['conditions']['noise']}")
     if missing := [
         name for name, told in entry["conditions"]["runs"].items() if told["state"] == NOT_EVALUATED
     ]:
-        print(f"to fill in {', '.join(missing)}: gmmc evaluate RUN validation")
+        printing.print_line(f"to fill in {', '.join(missing)}: gmmc evaluate RUN validation")
     for flag in entry["flags"]:
-        print(f"! {flag}")
+        printing.print_line(f"! {flag}")
 
 
 def _wrapped(changes: str) -> list[str]:

@@ -146,7 +146,9 @@ def find_recipe(path: str | Path) -> Path:
         if shipped.is_file():
             return shipped
     names = sorted(recipe.stem for folder in folders for recipe in folder.glob("*.toml"))
-    raise InputError(f"no recipe file {shortened(str(path), PATH_SHOWN)}; recipes that ship with gmmc: {', '.join(names)}")
+    raise InputError(
+        f"no recipe file {shortened(str(path), PATH_SHOWN)}; recipes that ship with gmmc: {', '.join(names)}"
+    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -42,7 +42,9 @@ class Section:
 def _checked(value: Any, hint: Any, f: dataclasses.Field) -> Any:
     if typing.get_origin(hint) is Literal:
         if value not in typing.get_args(hint):
-            raise InputError(f"{f.name} must be one of {', '.join(typing.get_args(hint))}, got {shortened(value)}")
+            raise InputError(
+                f"{f.name} must be one of {', '.join(typing.get_args(hint))}, got {shortened(value)}"
+            )
         return value
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, (list, tuple)):
