@@ -11,7 +11,7 @@ import typer
 
 from gmmc import __version__, pretrained, printing, records
 from gmmc.errors import Diverged, InputError, Interrupted, is_lost_process, is_out_of_memory
-from gmmc.limits import MESSAGE, PATH_SHOWN
+from gmmc.limits import MESSAGE, LONG_SHOWN
 from gmmc.options import (
     OR_SHIPPED,
     Attacked,
@@ -293,7 +293,7 @@ def export(run: Run, place: Place, opset: Opset = None) -> None:
     if not export.is_graph(place):
         if opset is not None:
             raise InputError(
-                f"--opset is for a file that ends in {export.ENDING}, got {shortened(str(place), PATH_SHOWN)}"
+                f"--opset is for a file that ends in {export.ENDING}, got {shortened(str(place), LONG_SHOWN)}"
             )
         folder = hub.save_pretrained(run, place)
         print_line(f"{', '.join(hub.FILES)} in {folder}   in Python: gmmc.from_pretrained({str(folder)!r})")

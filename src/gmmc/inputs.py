@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gmmc.errors import InputError
-from gmmc.limits import DIGITS, DOCUMENT_BYTES, NESTING, TOML_CHARACTERS
-from gmmc.text import printable
+from gmmc.limits import DOCUMENT_BYTES, NESTING, TOML_CHARACTERS, WHOLE_NUMBER
+from gmmc.text import printable, shortened
 
 # Quoted parts are of bounded length, so that the search takes linear time.
 PART_OF_KEY = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.){0,200}+"|'[^'\n]{0,200}+')[ \t]*+"""
@@ -81,10 +81,11 @@ def _loads_toml(text: str) -> dict[str, Any]:
 
 
 def _whole_number(digits: str) -> int:
-    """Refuse integers that no float can hold: arithmetic with them raises OverflowError."""
-    if len(digits) > DIGITS:
-        raise ValueError(f"a whole number has {len(digits):,} digits, more than {DIGITS} (limits.DIGITS)")
-    return int(digits)
+    """Refuse integers with which torch and numpy raise OverflowError."""
+    number = int(digits)
+    if abs(number) > WHOLE_NUMBER:
+        raise ValueError(f"{shortened(number)} is above {WHOLE_NUMBER} (limits.WHOLE_NUMBER)")
+    return number
 
 
 def _is_deeper(value: Any, most: int) -> bool:

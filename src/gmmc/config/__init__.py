@@ -29,7 +29,7 @@ from gmmc.config.sections import (
 )
 from gmmc.errors import InputError
 from gmmc.inputs import parse_toml, read_bytes
-from gmmc.limits import PATH_SHOWN, SHOWN
+from gmmc.limits import LONG_SHOWN, SHOWN
 from gmmc.text import cut, printable, shortened
 
 
@@ -147,7 +147,7 @@ def find_recipe(path: str | Path) -> Path:
             return shipped
     names = sorted(recipe.stem for folder in folders for recipe in folder.glob("*.toml"))
     raise InputError(
-        f"no recipe file {shortened(str(path), PATH_SHOWN)}; recipes that ship with gmmc: {', '.join(names)}"
+        f"no recipe file {shortened(str(path), LONG_SHOWN)}; recipes that ship with gmmc: {', '.join(names)}"
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from gmmc.errors import InputError
+from gmmc.limits import WHOLE_NUMBER
 from gmmc.text import shortened
 
 
@@ -22,8 +23,6 @@ def _number(
     metadata = {"above": above, "at_least": at_least, "at_most": at_most, "place": place}
     return field(default=default, metadata=metadata)
 
-
-LARGEST = 2**63 - 1  # whole number that torch can hold
 
 # Marks keys that say where and how a run is computed, not what: a resumed run may change them.
 PLACE = {"place": True}
@@ -63,7 +62,7 @@ def _checked(value: Any, hint: Any, f: dataclasses.Field) -> Any:
 def _check_range(value: float, f: dataclasses.Field) -> None:
     above, at_least, at_most = (f.metadata.get(rule) for rule in ("above", "at_least", "at_most"))
     if isinstance(value, int) and at_most is None:
-        at_most = LARGEST
+        at_most = WHOLE_NUMBER
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{f.name} must be finite, got {value}")
     if above is not None and not value > above:
@@ -104,7 +103,7 @@ class TrainConfig(Section):
     ramp: int = _number(0, at_least=0)  # updates over which beta grows from 0; 0: a switch
     clip: float = _number(0.0, at_least=0)  # largest norm of the gradient; 0: no clip
     ema: float = _number(0.0, at_least=0, at_most=0.999999)  # decay of averaged weights; 0: the last weights
-    seed: int = _number(0, at_least=0, at_most=LARGEST)
+    seed: int = _number(0, at_least=0, at_most=WHOLE_NUMBER)
     start: str = ""  # a run or model file whose weights training begins with; "": random ones
     # bf16: mixed, weights and energies stay fp32; auto: bf16 where it is built in, else fp32
     precision: Literal["auto", "fp32", "bf16"] = field(default="auto", metadata=PLACE)
@@ -232,7 +231,7 @@ class AbstainConfig(Section):
 @dataclass(frozen=True)
 class EvaluateConfig(Section):
     samples: int = _number(1000, at_least=1, at_most=10_000_000)  # fresh chains, equally many per class
-    seed: int = _number(0, at_least=0, at_most=LARGEST)  # of the first chain
+    seed: int = _number(0, at_least=0, at_most=WHOLE_NUMBER)  # of the first chain
     ood: tuple[str, ...] = ("noise", "constant", "interp")  # see data/outside.py; a named set or a folder too
     latent: int = _number(2000, at_least=10, at_most=100_000)  # test images on the map of features
     # robustness, autoattack

@@ -12,6 +12,7 @@ from gmmc.data.named import NAMED
 from gmmc.errors import InputError
 from gmmc.models import Classifier
 from gmmc.pixels import is_vector
+from gmmc.records import RESULTS
 from gmmc.report import card, sections
 from gmmc.report.conditions import conditions
 from gmmc.report.headline import GROUPS
@@ -19,7 +20,7 @@ from gmmc.report.numbers import MISSING, plain
 from gmmc.report.ood import SETS
 from gmmc.report.parts import Line, flags
 from gmmc.report.reading import Entry, Run, read_runs
-from gmmc.text import printable
+from gmmc.text import printable, shortened
 
 LIBRARY = "gmmc"
 TAGS = ("energy-based-model", "generative-classifier", "out-of-distribution-detection")
@@ -70,7 +71,7 @@ def render(run: Run, model: Classifier, name: str, licence: str | None) -> str:
     title = (run.card or {}).get(card.TITLE) or name
     parts = [f"# {escaped(title)}", about(model)]
     parts += [f"## {heading}\n\n{prose(text)}" for heading, text in words]
-    parts += ["## Numbers", numbers(run) if run.results else NOTHING]
+    parts += ["## Numbers", checked_numbers(run) if run.results else NOTHING]
     parts += ["## How to load it", loading(model, name)]
     return f"---\n{front_matter(run, model, name, licence)}\n---\n\n" + "\n\n".join(parts) + "\n"
 
@@ -141,6 +142,14 @@ def licence_of(run: Run) -> str:
 
 
 # --- for people -----------------------------------------------------------------------------------
+
+
+def checked_numbers(run: Run) -> str:
+    try:
+        return numbers(run)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {shortened(str(error))}"
+        raise InputError(f"{run.path / RESULTS} cannot be shown on a card ({why}); evaluate again") from None
 
 
 def numbers(run: Run) -> str:

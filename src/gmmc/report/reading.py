@@ -8,7 +8,7 @@ from typing import Any, Literal
 from gmmc import pretrained
 from gmmc.config import read_toml
 from gmmc.errors import InputError
-from gmmc.limits import PATH_SHOWN
+from gmmc.limits import LONG_SHOWN
 from gmmc.records import CONFIG, LAST_GOOD, MODEL, RESULTS, is_training, read_metrics, read_results
 from gmmc.text import printable, shortened
 
@@ -70,7 +70,7 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     for path in paths:
         if not (path / CONFIG).is_file() and not (path / RESULTS).is_file():
             shipped = pretrained.listed("; models that ship with gmmc")
-            shown = shortened(str(path), PATH_SHOWN)
+            shown = shortened(str(path), LONG_SHOWN)
             raise InputError(f"RUN must be a run folder, with a {CONFIG} in it, got {shown}{shipped}")
     return [_read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
 
