@@ -85,7 +85,7 @@ def test_overrides_reach_every_kind_of_value():
         ("sampler.name=hmc", "sampler.name must be one of staged, noise_injected, sgld, sgld_jem, got 'hmc'"),
         ("data.valid=1", "data.valid must be at most 0.9, got 1"),
         ("data.name=3", "data.name must be a string, got 3"),
-        ("beta=1", "an override must look like section.key=value, got 'beta=1'"),
+        ("beta=1", "an override must look like section.key=value, got the key 'beta'"),
         ("train.beta", "an override must look like section.key=value"),
         ("buffer.size=10", "buffer.size must be at least the chains of an update, 64, got buffer.size=10"),
         ("buffer.chains=65", "buffer.chains must be at most train.batch_size=64, got buffer.chains=65"),

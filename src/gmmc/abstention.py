@@ -1,5 +1,6 @@
 """When a model abstains: thresholds from scores of validation images, and distances to training features."""
 
+import numbers
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from gmmc.errors import InputError
 from gmmc.scores import SCORES
+from gmmc.text import shortened
 
 KEPT = 10_000  # scores of a larger validation set are thinned to as many quantiles
 NEIGHBOURS = 10  # k, the neighbour whose distance counts
@@ -33,10 +35,11 @@ class Reference:
     def threshold(self, score: str, tpr: float) -> float:
         """The highest that still accepts the share `tpr` of the reference images."""
         values = self._of(score)
-        if not 0 < tpr < 1:
-            raise InputError(f"tpr must lie between 0 and 1, got {tpr:g}")
-        # Rounded first: (1 − 0.95)·20 is 1 + 9e-16 in floating point.
-        return values[int(round((1 - tpr) * len(values), 9))].item()
+        if not isinstance(tpr, numbers.Real) or not 0 < tpr < 1:
+            raise InputError(f"tpr must lie between 0 and 1, got {shortened(tpr)}")
+        # Rounded first: (1 − 0.95)·20 is 1 + 9e-16 in floating point. And 1 − 1e-17 is 1, beyond the last.
+        index = int(round((1 - tpr) * len(values), 9))
+        return values[min(index, len(values) - 1)].item()
 
     def percentile(self, score: str, values: Tensor) -> Tensor:
         """How many of a hundred reference images have a lower score."""
@@ -58,7 +61,7 @@ class Reference:
 
     def _of(self, score: str) -> Tensor:
         if score not in SCORES:
-            raise InputError(f"score must be one of {', '.join(SCORES)}, got {score!r}")
+            raise InputError(f"score must be one of {', '.join(SCORES)}, got {shortened(score)}")
         if score not in self.scores:
             raise InputError(
                 f"this model keeps no threshold for the score {score!r}, only for "

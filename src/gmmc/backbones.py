@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gmmc.config import ModelConfig
 from gmmc.errors import InputError
 from gmmc.pixels import Shape
+from gmmc.text import shortened
 
 MIN_SIZE = 8
 # The order of pixels and channels in memory that convolutions are fastest with, on GPUs and CPUs.
@@ -131,7 +132,7 @@ def build_backbone(cfg: ModelConfig, shape: Shape) -> nn.Module:
             return network.to(memory_format=LAYOUT)
     raise InputError(
         "model.backbone must be 'small_cnn', 'wrn-DEPTH-WIDTH' (wrn-28-10) or 'mlp-DEPTH-WIDTH' (mlp-2-64), "
-        f"got {cfg.backbone!r}"
+        f"got {shortened(cfg.backbone)}"
     )
 
 

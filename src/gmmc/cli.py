@@ -1,5 +1,6 @@
 """The command line: parses, then calls one function. Heavy imports wait until a command needs them."""
 
+import io
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ import typer
 
 from gmmc import __version__, pretrained, printing, records
 from gmmc.errors import Diverged, InputError, Interrupted, is_lost_process, is_out_of_memory
+from gmmc.limits import LONG_SHOWN, MESSAGE
 from gmmc.options import (
     OR_SHIPPED,
     Attacked,
@@ -30,7 +32,9 @@ from gmmc.options import (
     Surrogate,
     Tpr,
 )
+from gmmc.printing import print_line
 from gmmc.ranks import is_leader
+from gmmc.text import cut, printable, shortened
 
 app = typer.Typer(
     add_completion=False,
@@ -93,9 +97,9 @@ def train(
     if not is_leader():
         return
     gamma2 = "" if model.head.means is None else f": gamma2 = {model.head.gamma2.item():.4g}"
-    print(f"{out / 'model.safetensors'}{gamma2}")
+    print_line(f"{out / 'model.safetensors'}{gamma2}")
     chosen = f"{out} validation" if cfg.train.start or cfg.train.fid_every else out  # a search goes on
-    print(f"Next: gmmc evaluate {chosen}" + (f"   or   gmmc sample {out}" if cfg.samples else ""))
+    print_line(f"Next: gmmc evaluate {chosen}" + (f"   or   gmmc sample {out}" if cfg.samples else ""))
 
 
 @app.command(
@@ -147,8 +151,9 @@ def evaluate(
         printing.print_result(name, result, place)
         lost = before - set(result.conditions.get("outside", before))
         if name == "ood" and lost:
-            print(f"  (replaces the earlier results for {', '.join(sorted(lost))})")
-    print(f"\nAll of it: {place / 'results.json'}   to look at: gmmc report {place}")
+            print_line(f"  (replaces the earlier results for {', '.join(sorted(lost))})")
+    print()
+    print_line(f"All of it: {place / 'results.json'}   to look at: gmmc report {place}")
 
 
 @app.command(epilog=example("gmmc report cifar10   or   gmmc report runs/demo runs/other --out both.html"))
@@ -170,7 +175,7 @@ def report(
     """
     from gmmc.report import write_report
 
-    print(write_report(runs, out))
+    print_line(str(write_report(runs, out)))
 
 
 @app.command(epilog=example("gmmc compare runs/search/base runs/search/* --out runs/search/compared"))
@@ -189,7 +194,8 @@ def compare(
     from gmmc.comparison import compare, show
 
     show(compare(runs, out))
-    print(f"\nAll of it: {out / 'results.json'}   to look at: gmmc report {out}")
+    print()
+    print_line(f"All of it: {out / 'results.json'}   to look at: gmmc report {out}")
 
 
 @app.command(
@@ -225,7 +231,7 @@ def sample(
     out = out or pretrained.workplace(run) / "samples"
     model = load_model(run, device)
     chosen = model.class_names if balanced else label or []
-    print(draw(model, out, number=number, class_names=chosen, seed=seed, steps=steps))
+    print_line(draw(model, out, number=number, class_names=chosen, seed=seed, steps=steps))
 
 
 @app.command(
@@ -273,12 +279,12 @@ def calibrate(
     model = calibrate_run(run, device, score=score, tpr=tpr)
     assert model.reference is not None
     score, tpr = model.abstains_by, model.cfg.abstain.tpr
-    print(
+    print_line(
         f"{run}: fitted gamma2 = {model.reference.gamma2:.4g} on {model.reference.images} validation images; "
         f"the model abstains by {score}, where the {printing.SCORES[score]} is below "
         f"{model.reference.threshold(score, tpr):.4g} (tpr {tpr:g})"
     )
-    print(f"Next: gmmc evaluate {run} ood   measures what share of other images it accepts now")
+    print_line(f"Next: gmmc evaluate {run} ood   measures what share of other images it accepts now")
 
 
 @app.command(epilog=example("gmmc export cifar10 cifar10.onnx   or   gmmc export runs/demo my-digits"))
@@ -295,14 +301,16 @@ def export(run: Run, place: Place, opset: Opset = None) -> None:
 
     if not export.is_graph(place):
         if opset is not None:
-            raise InputError(f"--opset is for a file that ends in {export.ENDING}, got {str(place)!r}")
+            raise InputError(
+                f"--opset is for a file that ends in {export.ENDING}, got {shortened(str(place), LONG_SHOWN)}"
+            )
         folder = hub.save_pretrained(run, place)
-        print(f"{', '.join(hub.FILES)} in {folder}   in Python: gmmc.from_pretrained({str(folder)!r})")
+        print_line(f"{', '.join(hub.FILES)} in {folder}   in Python: gmmc.from_pretrained({str(folder)!r})")
         return
     written = export.to_onnx(runs.load(run), place, opset=opset)
-    print(written)
+    print_line(str(written))
     for remark in written.remarks:
-        print(f"! {remark}", file=sys.stderr)
+        print_line(f"! {remark}", file=sys.stderr)
 
 
 @app.command(epilog=example("gmmc bench --preset full --out runs/bench && gmmc report runs/bench"))
@@ -328,7 +336,8 @@ def bench(
     from gmmc.commands import run_bench
 
     show(run_bench(preset, out, device))
-    print(f"\nAll of it: {out / 'results.json'}   to look at: gmmc report {out}")
+    print()
+    print_line(f"All of it: {out / 'results.json'}   to look at: gmmc report {out}")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -336,6 +345,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     if arguments is None:
         arguments = sys.argv[1:]
         signal.signal(signal.SIGINT, stop_at_once)
+        let_anything_be_written(sys.stdout, sys.stderr)
     try:
         status = app(arguments or ["--help"], standalone_mode=False)
         sys.stdout.flush()
@@ -366,6 +376,13 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.exit(status if isinstance(status, int) else 0)
 
 
+def let_anything_be_written(*streams: object) -> None:
+    """γ² on a terminal that knows ASCII only is written as \\u03b3\\xb2 instead of ending in an error."""
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def stop_at_once(number: int, frame: object) -> NoReturn:
     """Ctrl-C where no state is to be saved; training has its own way while it updates.
 
@@ -378,5 +395,5 @@ def stop_at_once(number: int, frame: object) -> NoReturn:
 
 def fail(message: object, status: int, *, always: bool = False) -> NoReturn:
     if is_leader() or always:  # several processes of a training have one voice
-        print(f"gmmc: {message}", file=sys.stderr)
+        print_line(f"gmmc: {cut(printable(str(message)), MESSAGE)}", file=sys.stderr)
     sys.exit(status)

@@ -14,9 +14,12 @@ from gmmc.data import Dataset
 from gmmc.data.files import read_image
 from gmmc.errors import InputError
 from gmmc.evaluations import Result
+from gmmc.limits import LONG_SHOWN
 from gmmc.models import Classifier, pick_device
 from gmmc.pixels import is_vector
+from gmmc.printing import print_line
 from gmmc.progress import Progress
+from gmmc.text import cut, shortened
 
 # Options of `gmmc evaluate` that only some of the evaluations look at.
 OPTION_OF = {
@@ -41,7 +44,7 @@ def evaluate_run(
     """
     if not pretrained.find(run).is_dir():
         shipped = pretrained.listed("; models that ship with gmmc")
-        raise InputError(f"RUN must be a run folder, got {run!r}{shipped}")
+        raise InputError(f"RUN must be a run folder, got {shortened(run, LONG_SHOWN)}{shipped}")
     model = load_model(run, device)
     evaluations.choose(model, names)  # refuse before the work what cannot be done
     for option, takers in OPTION_OF.items():
@@ -52,7 +55,7 @@ def evaluate_run(
     data = load_data(model, run)
     folder = own_folder(run)
     folder.results()
-    if metrics := folder.metrics():
+    if (metrics := folder.metrics()) and "seconds" in metrics[-1]:
         model.trained["seconds"] = metrics[-1]["seconds"]
     for name, result in evaluations.one_by_one(model, data, names, cfg, folder):
         evaluations.keep(result, name, folder)
@@ -70,7 +73,9 @@ def calibrate_run(run: str, device: str, *, score: str | None, tpr: float | None
         )
     if not (Path(run) / runs.CONFIG).is_file():
         there = "which has none" if Path(run).is_dir() else "which is no folder"
-        raise InputError(f"RUN must be a run folder with a {runs.CONFIG}, got {run!r}, {there}")
+        raise InputError(
+            f"RUN must be a run folder with a {runs.CONFIG}, got {shortened(run, LONG_SHOWN)}, {there}"
+        )
     model = load_model(run, device)
     changes = {key: value for key, value in (("score", score), ("tpr", tpr)) if value is not None}
     model.cfg = dataclasses.replace(model.cfg, abstain=dataclasses.replace(model.cfg.abstain, **changes))
@@ -93,7 +98,7 @@ def own_folder(run: str) -> runs.RunFolder:
     """Where results of a run are kept; of a shipped model in a copy, and people are told."""
     folder = runs.RunFolder(pretrained.own_copy(run))
     if pretrained.is_shipped(run):
-        print(f"{run} is evaluated in {folder.path}", file=sys.stderr, flush=True)
+        print_line(f"{run} is evaluated in {folder.path}", file=sys.stderr)
     return folder
 
 
@@ -155,7 +160,9 @@ def is_image_file(out: Path) -> bool:
         return False
     if ending not in drawing.FILES:
         endings = " or ".join(drawing.FILES)
-        raise InputError(f"--out must be a folder or a file that ends in {endings}, got {str(out)!r}")
+        raise InputError(
+            f"--out must be a folder or a file that ends in {endings}, got {shortened(str(out), LONG_SHOWN)}"
+        )
     return True
 
 
@@ -239,7 +246,8 @@ def run_bench(preset: str, out: Path, device: str) -> Result:
 
 def class_index(model: Classifier, name: str) -> int:
     if name not in model.class_names:
-        raise InputError(f"--label must be one of {', '.join(model.class_names)}, got {name!r}")
+        allowed = cut(", ".join(model.class_names), LONG_SHOWN)
+        raise InputError(f"--label must be one of {allowed}, got {shortened(name)}")
     return model.class_names.index(name)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from gmmc.backbones import LAYOUT, batch_norms
 from gmmc.errors import InputError
 from gmmc.fused import FusedNetwork
+from gmmc.printing import print_line
 from gmmc.ranks import is_leader
 from gmmc.sampling import Energy, PlainMover, Walk, input_gradient, stepped
 
@@ -173,7 +174,7 @@ def convolutions(*, repeatable: bool) -> Iterator[None]:
 
 def say(line: str) -> None:
     if is_leader():
-        print(line, file=sys.stderr)
+        print_line(line, file=sys.stderr)
 
 
 @functools.cache

@@ -18,8 +18,10 @@ from gmmc import __version__, core, scores
 from gmmc.abstention import REFIT
 from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
+from gmmc.limits import LONG_SHOWN
 from gmmc.models import Classifier
 from gmmc.scores import logits_at
+from gmmc.text import shortened
 
 ENDING = ".onnx"
 INPUT = "images"
@@ -87,7 +89,9 @@ def is_graph(place: Path) -> bool:
     if place.is_dir() or not ending[1:2].isalpha():
         return False
     if ending != ENDING:
-        raise InputError(f"PLACE must be a file that ends in {ENDING} or a folder, got {str(place)!r}")
+        raise InputError(
+            f"PLACE must be a file that ends in {ENDING} or a folder, got {shortened(str(place), LONG_SHOWN)}"
+        )
     return True
 
 
@@ -105,7 +109,7 @@ def to_onnx(model: Classifier, path: str | Path, *, opset: int | None = None) ->
         )
     path, opset = Path(path), OPSET if opset is None else opset
     if path.is_dir() or path.suffix.lower() != ENDING:
-        raise InputError(f"path must be a file that ends in {ENDING}, got {str(path)!r}")
+        raise InputError(f"path must be a file that ends in {ENDING}, got {shortened(str(path), LONG_SHOWN)}")
     onnx = _packages()
     newest = onnx.defs.onnx_opset_version()
     if not OLDEST_OPSET <= opset <= newest:

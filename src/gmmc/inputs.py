@@ -2,15 +2,21 @@
 
 import json
 import os
+import re
 import stat
 import tomllib
+from collections.abc import Callable
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from gmmc.errors import InputError
-from gmmc.limits import DOCUMENT_BYTES
-from gmmc.text import printable
+from gmmc.limits import DOCUMENT_BYTES, NESTING, TOML_CHARACTERS, WHOLE_NUMBER
+from gmmc.text import printable, shortened
+
+# Quoted parts are of bounded length, so that the search takes linear time.
+PART_OF_KEY = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.){0,200}+"|'[^'\n]{0,200}+')[ \t]*+"""
+LONG_KEY = re.compile(rf"(?<![\w-])(?:{PART_OF_KEY}\.[ \t]*+){{{NESTING}}}")
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -37,19 +43,60 @@ def read_bytes(path: Path, most: int | None = DOCUMENT_BYTES, bound: str = "DOCU
 
 def parse_json(content: str | bytes, where: str) -> Any:
     """Parse JSON; InputError in one line that names `where`."""
-    try:
-        return json.loads(content)
-    except ValueError as error:  # also text that is no UTF-8, and integers of thousands of digits
-        raise InputError(f"{where} is not valid JSON: {printable(str(error))}") from None
-    except RecursionError:
-        raise InputError(f"{where} is not valid JSON: its brackets are nested too deeply") from None
+    return _parsed(_loads_json, content, f"{where} is not valid JSON")
 
 
-def parse_toml(text: str, where: str) -> dict[str, Any]:
+def parse_toml(content: str | bytes, where: str) -> dict[str, Any]:
     """Parse TOML; InputError in one line that names `where`."""
+    return _parsed(_loads_toml, content, f"{where} is not valid TOML")
+
+
+def _parsed(loads: Callable[[str], Any], content: str | bytes, wrong: str) -> Any:
     try:
-        return tomllib.loads(text)
-    except ValueError as error:
-        raise InputError(f"{where} is not valid TOML: {printable(str(error))}") from None
+        text = content if isinstance(content, str) else content.decode()
+        value = loads(text)
+        if "\\u" in text:  # an escape may stand for half a character, which cannot be written again
+            json.dumps(value, ensure_ascii=False, default=str).encode()
+    except ValueError as error:  # also text that is no UTF-8, and integers of thousands of digits
+        raise InputError(f"{wrong}: {printable(str(error))}") from None
     except RecursionError:
-        raise InputError(f"{where} is not valid TOML: its brackets are nested too deeply") from None
+        raise InputError(f"{wrong}: its brackets are nested too deeply") from None
+    if _is_deeper(value, NESTING):
+        raise InputError(f"{wrong}: its brackets are nested deeper than {NESTING} (limits.NESTING)")
+    return value
+
+
+def _loads_json(text: str) -> Any:
+    return json.loads(text, parse_int=_whole_number)
+
+
+def _loads_toml(text: str) -> dict[str, Any]:
+    """Refuse a.a.a.a and so on before it is parsed: tomllib's memory grows with the square of its length."""
+    if len(text) > TOML_CHARACTERS:
+        raise ValueError(
+            f"it has {len(text):,} characters, more than {TOML_CHARACTERS:,} (limits.TOML_CHARACTERS)"
+        )
+    if LONG_KEY.search(text):
+        raise ValueError(f"a key has more than {NESTING} parts (limits.NESTING)")
+    return tomllib.loads(text)
+
+
+def _whole_number(digits: str) -> int:
+    """Refuse integers with which torch and numpy raise OverflowError."""
+    number = int(digits)
+    if abs(number) > WHOLE_NUMBER:
+        raise ValueError(f"{shortened(number)} is above {WHOLE_NUMBER} (limits.WHOLE_NUMBER)")
+    return number
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Whether lists and tables are nested in more than `most` levels; readers walk them recursively."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [
+            item
+            for holder in level
+            if isinstance(holder, dict | list)
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+        ]
+    return bool(level)

@@ -19,8 +19,14 @@ FOLDER_DEPTH = 64  # of folders inside each other
 MODEL_BYTES = 8 * 1024 * MiB  # of a model's file
 ROW_NUMBERS = 100_000  # of one row of a table, as a model sees it
 DOCUMENT_BYTES = 64 * MiB  # of a TOML or JSON file
+METRICS_BYTES = 256 * MiB  # of metrics.jsonl, which grows with a training
+TOML_CHARACTERS = MiB  # of a recipe or a card
+NESTING = 32  # levels of brackets in a TOML or JSON file, and parts of a dotted key
+WHOLE_NUMBER = 2**63 - 1  # in a JSON file or a recipe; torch and numpy hold no larger one
 CLASSES = 100_000
 CLASS_NAME = 200  # characters
 
 # Errors
 SHOWN = 80  # characters of an offending value
+LONG_SHOWN = 400  # characters of an offending path, and of a list of what is allowed
+MESSAGE = 2000  # characters of a whole message on the command line

@@ -7,6 +7,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from gmmc.pixels import to_uint8
+from gmmc.text import printable
 
 TILE = 48  # small images are enlarged to about this many pixels
 GAP = 4
@@ -24,6 +25,7 @@ def grid(
     images: Tensor, columns: int, row_names: Sequence[str] = (), column_names: Sequence[str] = ()
 ) -> Image.Image:
     """Images in [0, 1] in rows, each pixel enlarged by a whole number so that 8×8 can be seen."""
+    row_names, column_names = list(map(printable, row_names)), list(map(printable, column_names))
     rows = -(-len(images) // columns)
     zoom = max(1, TILE // images.shape[-1])
     height, width = images.shape[-2] * zoom, images.shape[-1] * zoom

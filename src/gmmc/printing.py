@@ -1,10 +1,13 @@
 """What the commands print on standard output."""
 
 import json
+import math
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from gmmc.text import printable
 
 LONG = {"trained", "settings", "attacks", "checks"}  # conditions that only results.json tells
 SCORES = {
@@ -18,11 +21,16 @@ SCORES = {
 FEW = 100  # validation images below which a bound is a rough one
 
 
+def print_line(line: str, file: TextIO | None = None) -> None:
+    """Print one line, on standard output unless `file` is given; names in it cannot act on a terminal."""
+    print(printable(line), file=file)
+
+
 def print_predictions(rows: list[dict[str, Any]], *, as_json: bool = False) -> None:
     """An answer per row; the class of an image that is not accepted is only a guess."""
     if as_json:
         for row in rows:
-            print(json.dumps(row, ensure_ascii=False))
+            print(json.dumps(_finite(row)))  # in ASCII: valid whatever the encoding of standard output
     if as_json or not rows:
         return
     first = rows[0]
@@ -46,23 +54,29 @@ def print_predictions(rows: list[dict[str, Any]], *, as_json: bool = False) -> N
         print(f"! the bound rests on {count} validation images: read it as a rough one", file=sys.stderr)
 
 
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no word for what is not a finite number: null."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+
+
 def print_result(name: str, result: Any, folder: Path) -> None:
     """Single values in lines; those that are named by their place in a table, of the last temperature."""
-    print(f"\n{name}")
+    print()
+    print_line(name)
     for key, value in result.values.items():
         if "/" not in key:
-            print(f"  {key:<20} {value:.4g}{interval(result.intervals.get(key))}")
+            print_line(f"  {key:<20} {value:.4g}{interval(result.intervals.get(key))}")
     print_places(result)
     for flag in result.flags:
-        print(f"  ! {flag}")
+        print_line(f"  ! {flag}")
     for check, found in result.conditions.get("checks", {}).items():
         if found == "fine":
-            print(f"  fine: {check}")
+            print_line(f"  fine: {check}")
     for path in result.pictures:
-        print(f"  picture: {folder / path}")
+        print_line(f"  picture: {folder / path}")
     told = {key: in_words(value) for key, value in result.conditions.items() if key not in LONG}
     told["commit"] = told.get("commit", "")[:10]
-    conditions = "; ".join(f"{key} {value}" for key, value in told.items() if value)
+    conditions = printable("; ".join(f"{key} {value}" for key, value in told.items() if value))
     print(textwrap.fill(f"({conditions})", width=100, initial_indent="  ", subsequent_indent="   "))
 
 
@@ -127,6 +141,7 @@ def interval(ends: tuple[float, float] | None) -> str:
 
 def print_table(header: list[str], rows: list[list[str]], *, words: int, indent: str = "") -> None:
     """The first columns, words, to the left; numbers to the right."""
+    header, *rows = [list(map(printable, row)) for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for row in [header, *rows]:
         cells = [

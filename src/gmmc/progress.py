@@ -5,6 +5,8 @@ import sys
 import time
 from collections import deque
 
+from gmmc.text import printable
+
 PLAIN_EVERY = 5.0  # seconds between plain lines
 
 
@@ -13,7 +15,7 @@ class Progress:
 
     def __init__(self, title: str, total: float, *, silent: bool = False):
         self.silent = silent
-        self.title = title
+        self.title = printable(title)
         self.total = total
         self._bar = None
         self._marks: deque[tuple[float, float]] = deque(maxlen=500)  # (time, done): the speed of late
@@ -25,14 +27,16 @@ class Progress:
             from rich.progress import Progress as RichProgress
             from rich.table import Column
 
-            # On a narrow terminal only the status gives way.
+            status = Column(no_wrap=True, overflow="ellipsis")  # on a narrow terminal it alone gives way
             columns = (
-                TextColumn("{task.description}", table_column=Column(min_width=len(self.title))),
+                TextColumn(
+                    "{task.description}", markup=False, table_column=Column(min_width=len(self.title))
+                ),
                 BarColumn(bar_width=10, table_column=Column(min_width=10)),
-                TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+                TextColumn("{task.fields[status]}", markup=False, table_column=status),
                 TextColumn("{task.fields[left]}", table_column=Column(min_width=9)),
             )
-            self._bar = RichProgress(*columns, console=Console(stderr=True, highlight=False))
+            self._bar = RichProgress(*columns, console=Console(stderr=True, highlight=False, emoji=False))
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self.total, status="", left="")
         self._last_line = time.monotonic()
@@ -41,7 +45,7 @@ class Progress:
     def update(self, done: float, status: str = "") -> None:
         if self.silent:
             return
-        now = time.monotonic()
+        now, status = time.monotonic(), printable(status)
         if self._marks and done < self._marks[-1][1]:
             self._marks.clear()  # the work went back
         self._marks.append((now, done))
@@ -56,6 +60,7 @@ class Progress:
         """A line that stays."""
         if self.silent:
             return
+        line = printable(line)
         if self._bar:
             self._bar.console.print(line, markup=False, soft_wrap=True)
         else:

@@ -1,5 +1,6 @@
 """Text from files and command lines, made safe to print."""
 
+import unicodedata
 from typing import Any
 
 from gmmc.limits import SHOWN
@@ -7,21 +8,31 @@ from gmmc.limits import SHOWN
 
 def printable(text: str) -> str:
     """Return the text on one line, with each character that a terminal could act on as an escape: \\x1b."""
+    if text.isprintable():
+        return text
     return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
+        character if _is_harmless(character) else character.encode("unicode_escape").decode()
         for character in text
     )
 
 
+def _is_harmless(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"  # a space of any width
+
+
 def shortened(value: Any, most: int = SHOWN) -> str:
     """Return `repr(value)` for an error: printable and at most `most` characters long."""
-    if isinstance(value, str) and len(value) > most:
-        value = f"{value[: most - 1]}…"
+    if isinstance(value, str):
+        value = cut(value, most)
     try:
         text = repr(value)
     except ValueError:  # Python refuses to write integers of thousands of digits
         text = f"a whole number of {value.bit_length()} bits" if isinstance(value, int) else "a huge number"
     except RecursionError:
         text = f"a deeply nested {type(value).__name__}"
-    text = printable(text)
-    return text if len(text) <= most + 2 else f"{text[: most - 1]}…"
+    return cut(printable(text), most + 2)
+
+
+def cut(text: str, most: int) -> str:
+    """Return the first characters of the text, `most` with the ellipsis that stands for the others."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -21,6 +21,7 @@ from gmmc.errors import Diverged, InputError, Interrupted, is_out_of_memory
 from gmmc.learner import Learner
 from gmmc.models import Classifier
 from gmmc.packing import Damaged, unpack
+from gmmc.printing import print_line
 from gmmc.processes import build_fabric, world_size
 from gmmc.progress import Progress
 from gmmc.ranks import is_leader
@@ -299,13 +300,13 @@ def load_finished(folder: RunFolder, data: Dataset, device: torch.device) -> Cla
         unpack(path)
     except Damaged as error:
         if is_leader():
-            print(f"{error}; it is made again from the last state", file=sys.stderr)
+            print_line(f"{error}; it is made again from the last state", file=sys.stderr)
         return None
     model = runs.load(path, str(device))
     trained = model.trained
     check_same_data(trained.get("data_sha256", ""), trained.get("held_out_sha256"), data, folder)
     if is_leader():
-        print(f"{folder.path} is already trained ({trained.get('updates', 0)} updates)")
+        print_line(f"{folder.path} is already trained ({trained.get('updates', 0)} updates)")
     return model
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from gmmc.errors import InputError
 from gmmc.pixels import Shape
+from gmmc.text import shortened
 
 SAMPLING, GENERATIVE, DISCRIMINATIVE = PHASES = ("sampling", "generative", "discriminative")
 SAMPLED = (SAMPLING, GENERATIVE)
@@ -73,7 +74,7 @@ def choose_preset(name: str, device_type: str) -> Preset:
     if name == "auto":
         return DEFAULT if device_type == "cuda" else CPU
     if name not in PRESETS:
-        raise InputError(f"--preset must be one of auto, {', '.join(PRESETS)}, got {name!r}")
+        raise InputError(f"--preset must be one of auto, {', '.join(PRESETS)}, got {shortened(name)}")
     if name != CPU.name and device_type != "cuda":
         raise InputError(
             f"--preset {name} is for a GPU and would take hours here; auto takes the one for a CPU"

@@ -14,10 +14,12 @@ from gmmc.atomic import write_atomic
 from gmmc.comparison import fairness, picture
 from gmmc.comparison.rows import NOT_EVALUATED, Row, rows_of, settings, without_folder
 from gmmc.errors import InputError
+from gmmc.limits import LONG_SHOWN
 from gmmc.records import CONFIG, write_results
 from gmmc.report.comparison import COLUMNS, PICTURE, differences, written
 from gmmc.report.conditions import short_commit
 from gmmc.report.reading import Run, read_runs
+from gmmc.text import shortened
 
 NAME = "comparison"  # in results.json
 WIDTH = 44  # of the differences in the printed table
@@ -50,11 +52,15 @@ def _check_out(out: Path, folders: Sequence[str | Path]) -> None:
     if out == Path():
         raise InputError("--out must be a folder of its own, got the current one")
     if out.resolve() in [Path(folder).resolve().parent for folder in folders]:
-        raise InputError(f"--out must be a folder of its own, got {str(out)!r}, which holds the runs")
+        raise InputError(
+            f"--out must be a folder of its own, got {shortened(str(out), LONG_SHOWN)}, which holds the runs"
+        )
     if out.exists() and not out.is_dir():
-        raise InputError(f"--out must be a folder, got the file {str(out)!r}")
+        raise InputError(f"--out must be a folder, got the file {shortened(str(out), LONG_SHOWN)}")
     if any((folder / CONFIG).exists() for folder in (out, *out.resolve().parents)):
-        raise InputError(f"--out must be a folder of its own, got {str(out)!r}, in a run folder")
+        raise InputError(
+            f"--out must be a folder of its own, got {shortened(str(out), LONG_SHOWN)}, in a run folder"
+        )
 
 
 def _read(folders: Sequence[str | Path], out: Path) -> list[Run]:
@@ -64,7 +70,9 @@ def _read(folders: Sequence[str | Path], out: Path) -> list[Run]:
     runs = read_runs([places[place] for place in order if place != out.resolve()])
     for run in runs:
         if not run.config:
-            raise InputError(f"RUN must be a run folder, with a {CONFIG} in it, got {str(run.path)!r}")
+            raise InputError(
+                f"RUN must be a run folder, with a {CONFIG} in it, got {shortened(str(run.path), LONG_SHOWN)}"
+            )
     return runs
 
 
@@ -115,13 +123,14 @@ def show(entry: dict[str, Any]) -> None:
         rows += [["", line, *[""] * len(COLUMNS)] for line in more]
     headings = [heading for heading, _ in COLUMNS.values()]
     printing.print_table(["run", "what differs", *headings], rows, words=2)
-    print(f"\nnoise: {entry['conditions']['noise']}")
+    print()
+    printing.print_line(f"noise: {entry['conditions']['noise']}")
     if missing := [
         name for name, told in entry["conditions"]["runs"].items() if told["state"] == NOT_EVALUATED
     ]:
-        print(f"to fill in {', '.join(missing)}: gmmc evaluate RUN validation")
+        printing.print_line(f"to fill in {', '.join(missing)}: gmmc evaluate RUN validation")
     for flag in entry["flags"]:
-        print(f"! {flag}")
+        printing.print_line(f"! {flag}")
 
 
 def _wrapped(changes: str) -> list[str]:

@@ -7,7 +7,6 @@ only, Approach 3 (joint) has both.
 import dataclasses
 import difflib
 import json
-import tomllib
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -30,7 +29,9 @@ from gmmc.config.sections import (
     TrainConfig,
 )
 from gmmc.errors import InputError
-from gmmc.text import shortened
+from gmmc.inputs import parse_toml, read_bytes
+from gmmc.limits import LONG_SHOWN, SHOWN
+from gmmc.text import cut, printable, shortened
 
 
 @dataclass(frozen=True)
@@ -157,27 +158,20 @@ def find_recipe(path: str | Path) -> Path:
         if shipped.is_file():
             return shipped
     names = sorted(recipe.stem for folder in folders for recipe in folder.glob("*.toml"))
-    raise InputError(f"no recipe file {str(path)!r}; recipes that ship with gmmc: {', '.join(names)}")
+    raise InputError(
+        f"no recipe file {shortened(str(path), LONG_SHOWN)}; recipes that ship with gmmc: {', '.join(names)}"
+    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return _parse(path.read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from None
+        return parse_toml(read_bytes(path), str(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
 def from_text(text: str) -> Config:
-    return from_dict(_parse(text, "the configuration"))
-
-
-def _parse(text: str, what: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except ValueError as error:
-        raise InputError(f"{what} is not valid TOML: {error}") from None
+    return from_dict(parse_toml(text, "the configuration"))
 
 
 def from_dict(tree: dict[str, Any]) -> Config:
@@ -189,17 +183,17 @@ def _parsed(override: str) -> tuple[str, Any]:
     """'key=value' → key and value."""
     key, equals, text = override.partition("=")
     if not equals:
-        raise InputError(f"an override must look like section.key=value, got {override!r}")
+        raise InputError(f"an override must look like section.key=value, got {shortened(override)}")
     try:
-        return key.strip(), tomllib.loads(f"value = {text}")["value"]
-    except ValueError:  # TOML's own error is one, and so is a number of thousands of digits
+        return key.strip(), parse_toml(f"value = {text}", key)["value"]
+    except InputError:
         return key.strip(), text.strip()  # a bare word is a string: model.backbone=wrn-28-4
 
 
 def _apply_override(tree: dict[str, Any], key: str, value: Any) -> None:
     section, dot, name = key.partition(".")
     if not (dot and section and name):
-        raise InputError(f"an override must look like section.key=value, got {f'{key}={value}'!r}")
+        raise InputError(f"an override must look like section.key=value, got the key {shortened(key)}")
     table = tree.setdefault(section, {})
     if isinstance(table, dict):  # otherwise the recipe itself is wrong and is refused below
         table[name] = value
@@ -207,7 +201,7 @@ def _apply_override(tree: dict[str, Any], key: str, value: Any) -> None:
 
 def _build(kind: type, tree: Any, section: str) -> Any:
     if not isinstance(tree, dict):
-        raise InputError(f"[{section}] must be a table, got {tree!r}")
+        raise InputError(f"[{section}] must be a table, got {shortened(tree)}")
     hints = typing.get_type_hints(kind)
     for key in tree:
         if key not in hints:
@@ -221,7 +215,8 @@ def _build(kind: type, tree: Any, section: str) -> Any:
 
 
 def _unknown_key(key: str, section: str, known: list[str]) -> str:
-    what = f"unknown key {key!r} in [{section}]" if section else f"unknown section [{key}]"
+    shown = shortened(key)
+    what = f"unknown key {shown} in [{section}]" if section else f"unknown section [{shown[1:-1]}]"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"{what}; did you mean {near[0]!r}?" if near else f"{what}; known are {', '.join(known)}"
 
@@ -257,5 +252,9 @@ def differences(old: Config, new: Config) -> list[str]:
         for key in fields(a):
             x, y = getattr(a, key.name), getattr(b, key.name)
             if x != y and not key.metadata.get("place"):
-                lines.append(f"{section.name}.{key.name}: {_toml_value(x)}, now {_toml_value(y)}")
+                lines.append(f"{section.name}.{key.name}: {_brief(x)}, now {_brief(y)}")
     return lines
+
+
+def _brief(value: Any) -> str:
+    return cut(printable(_toml_value(value)), SHOWN)

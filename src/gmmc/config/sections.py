@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from gmmc.errors import InputError
+from gmmc.limits import WHOLE_NUMBER
+from gmmc.text import shortened
 
 
 def _number(
@@ -39,17 +41,19 @@ class Section:
 def _checked(value: Any, hint: Any, f: dataclasses.Field) -> Any:
     if typing.get_origin(hint) is Literal:
         if value not in typing.get_args(hint):
-            raise InputError(f"{f.name} must be one of {', '.join(typing.get_args(hint))}, got {value!r}")
+            raise InputError(
+                f"{f.name} must be one of {', '.join(typing.get_args(hint))}, got {shortened(value)}"
+            )
         return value
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, (list, tuple)):
-            raise InputError(f"{f.name} must be a list, got {value!r}")
+            raise InputError(f"{f.name} must be a list, got {shortened(value)}")
         return tuple(_checked(item, typing.get_args(hint)[0], f) for item in value)
     if hint is float and type(value) is int:
         value = float(value) if abs(value) < 1e300 else math.inf
     if type(value) is not hint:  # not isinstance: True is an int
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
-        raise InputError(f"{f.name} must be {names[hint]}, got {value!r}")
+        raise InputError(f"{f.name} must be {names[hint]}, got {shortened(value)}")
     if hint in (int, float):
         _check_range(value, f)
     return value
@@ -57,14 +61,16 @@ def _checked(value: Any, hint: Any, f: dataclasses.Field) -> Any:
 
 def _check_range(value: float, f: dataclasses.Field) -> None:
     above, at_least, at_most = (f.metadata.get(rule) for rule in ("above", "at_least", "at_most"))
-    if not math.isfinite(value):
+    if isinstance(value, int) and at_most is None:
+        at_most = WHOLE_NUMBER
+    if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{f.name} must be finite, got {value}")
     if above is not None and not value > above:
-        raise InputError(f"{f.name} must be above {above:g}, got {value:g}")
+        raise InputError(f"{f.name} must be above {above:g}, got {shortened(value)}")
     if at_least is not None and not value >= at_least:
-        raise InputError(f"{f.name} must be at least {at_least:g}, got {value:g}")
+        raise InputError(f"{f.name} must be at least {at_least:g}, got {shortened(value)}")
     if at_most is not None and not value <= at_most:
-        raise InputError(f"{f.name} must be at most {at_most:g}, got {value:g}")
+        raise InputError(f"{f.name} must be at most {at_most:g}, got {shortened(value)}")
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class TrainConfig(Section):
     ramp: int = _number(0, at_least=0)  # updates over which beta grows from 0; 0: a switch
     clip: float = _number(0.0, at_least=0)  # largest norm of the gradient; 0: no clip
     ema: float = _number(0.0, at_least=0, at_most=0.999999)  # decay of averaged weights; 0: the last weights
-    seed: int = _number(0, at_least=0, at_most=2**63 - 1)
+    seed: int = _number(0, at_least=0, at_most=WHOLE_NUMBER)
     start: str = ""  # a run or model file whose weights training begins with; "": random ones
     # bf16: mixed, weights and energies stay fp32; auto: bf16 where it is built in, else fp32
     precision: Literal["auto", "fp32", "bf16"] = field(default="auto", metadata=PLACE)
@@ -148,7 +154,7 @@ class PhaseConfig(AugmentConfig):
         super().__post_init__()
         if self.schedule == "cosine" and self.decay_epochs:
             raise InputError(
-                f"decay_epochs must be empty with a cosine schedule, got {list(self.decay_epochs)}"
+                f"decay_epochs must be empty with a cosine schedule, got {shortened(list(self.decay_epochs))}"
             )
 
 
@@ -230,7 +236,7 @@ FEATURE_NETWORKS = ("auto", "inception", "small")
 @dataclass(frozen=True)
 class EvaluateConfig(Section):
     samples: int = _number(1000, at_least=1, at_most=10_000_000)  # fresh chains, equally many per class
-    seed: int = _number(0, at_least=0, at_most=2**63 - 1)  # of the first chain
+    seed: int = _number(0, at_least=0, at_most=WHOLE_NUMBER)  # of the first chain
     ood: tuple[str, ...] = ("noise", "constant", "interp")  # see data/outside.py; a named set or a folder too
     latent: int = _number(2000, at_least=10, at_most=100_000)  # test images on the map of features
     # robustness, autoattack

@@ -25,6 +25,7 @@ from gmmc.estimator.rows import Rows
 from gmmc.models import Classifier, pick_device
 from gmmc.pixels import is_vector
 from gmmc.placement import ROWS_AT_ONCE
+from gmmc.text import shortened
 from gmmc.train import train
 
 HELD_KEPT = 2000  # rows that are remembered for a later `partial_fit` to calibrate by
@@ -150,7 +151,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         self._check_parameters()
         if len(self.classes_) < 2:
             raise InputError(
-                f"y must have at least two classes, got one class, {self.classes_.tolist()[0]!r}"
+                f"y must have at least two classes, got one class, {shortened(self.classes_.tolist()[0])}"
             )
         if len(x) < 2:
             raise InputError(f"a classifier needs at least 2 rows, got n_samples = {len(x)} (1 sample)")
@@ -163,16 +164,18 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
     def _check_parameters(self) -> None:
         """Those that training would not look at before its end."""
         if not isinstance(self.tpr, Real) or not 0 < self.tpr < 1:
-            raise InputError(f"tpr must lie between 0 and 1, got {self.tpr!r}")
+            raise InputError(f"tpr must lie between 0 and 1, got {shortened(self.tpr)}")
         if not isinstance(self.min_updates, Integral) or self.min_updates < 0:
-            raise InputError(f"min_updates must be a whole number, at least 0, got {self.min_updates!r}")
+            raise InputError(
+                f"min_updates must be a whole number, at least 0, got {shortened(self.min_updates)}"
+            )
         if not isinstance(self.settings, Mapping | None):
-            raise InputError(f"settings must be a mapping of keys to values, got {self.settings!r}")
+            raise InputError(f"settings must be a mapping of keys to values, got {shortened(self.settings)}")
         for key in self.settings or ():
             if key in OWN_PARAMETERS:
                 raise InputError(f"settings must leave {key} to {OWN_PARAMETERS[key]}")
             if not isinstance(key, str) or (key == "train.beta" and self.beta is not None):
-                raise InputError(f"settings must have keys of a recipe, beta only once, got {key!r}")
+                raise InputError(f"settings must have keys of a recipe, beta only once, got {shortened(key)}")
 
     def _learn(
         self,
@@ -289,7 +292,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         if n_samples is None:
             n_samples = 1 if asked is None else len(asked)
         if not isinstance(n_samples, Integral) or n_samples < 0:
-            raise InputError(f"n_samples must be a whole number, at least 0, got {n_samples!r}")
+            raise InputError(f"n_samples must be a whole number, at least 0, got {shortened(n_samples)}")
         if asked is not None and len(asked) != n_samples:
             raise InputError(f"labels must be {n_samples}, one per sample, got {len(asked)}")
         n = int(n_samples)
@@ -325,7 +328,9 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
     def _positions(self, y: np.ndarray) -> np.ndarray:
         unknown = np.setdiff1d(y, self.classes_)
         if len(unknown):
-            raise InputError(f"y must be among the classes {self.classes_}, got {unknown.tolist()[0]!r}")
+            raise InputError(
+                f"y must be among the classes {self.classes_}, got {shortened(unknown.tolist()[0])}"
+            )
         return np.searchsorted(self.classes_, y)
 
     def __sklearn_is_fitted__(self) -> bool:

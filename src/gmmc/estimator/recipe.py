@@ -12,6 +12,7 @@ from gmmc import config
 from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.pixels import Shape, is_vector
+from gmmc.text import shortened
 
 SMALL_IMAGE = 16  # pixels a side up to which training with samples takes a minute on a CPU, not an hour
 PHASES = ("discriminative", "generative")
@@ -23,13 +24,13 @@ def chosen(recipe: str, shape: Shape, classes: int, overrides: Mapping[str, Any]
     if recipe == "auto":
         recipe = "vectors" if vectors else "images" if max(shape[1:]) <= SMALL_IMAGE else "photos"
     if not isinstance(recipe, str | Path):
-        raise InputError(f"recipe must be a name or a file, got {recipe!r}")
+        raise InputError(f"recipe must be a name or a file, got {shortened(recipe)}")
     changes = {key: _plain(value) for key, value in overrides.items()}
     if changes.get("train.beta") == 0:  # nothing is sampled, and no sampler needed
         changes |= {"generative.epochs": 0, "sampler.name": "staged"}
     cfg = config.load(recipe, changes)
     if changes.get("train.beta") and not cfg.samples:
-        rule = f"beta={cfg.train.beta:g} needs generative epochs, and the recipe {recipe!r} has none"
+        rule = f"beta={cfg.train.beta:g} needs generative epochs, and the recipe {shortened(recipe)} has none"
         raise InputError(f'{rule}; give settings={{"generative.epochs": …}}, or another recipe')
     if vectors and not cfg.model.backbone.startswith("mlp"):
         rule = "for rows of numbers, the recipe must have an MLP such as model.backbone=mlp-2-64"

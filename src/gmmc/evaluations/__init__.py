@@ -34,6 +34,7 @@ from gmmc.models import Classifier
 from gmmc.pixels import Shape
 from gmmc.runs import RunFolder
 from gmmc.scores import evaluating
+from gmmc.text import shortened
 
 EVALUATIONS: dict[str, Callable[..., Result]] = {
     "accuracy": accuracy.evaluate,
@@ -159,7 +160,7 @@ def choose(model: nn.Module, names: Iterable[str]) -> list[str]:
     chosen = list(names)
     for name in chosen:
         if name not in EVALUATIONS:
-            raise InputError(f"unknown evaluation {name!r}; known are {', '.join(EVALUATIONS)}")
+            raise InputError(f"unknown evaluation {shortened(name)}; known are {', '.join(EVALUATIONS)}")
         if name in NEED_SAMPLES and not can_sample(model):
             raise InputError(f"evaluation {name!r} needs a model that can sample, got {type(model).__name__}")
     return chosen or [

@@ -11,6 +11,7 @@ from typing import Any
 from gmmc import __version__, config, pretrained, runs
 from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
+from gmmc.inputs import parse_json, read_bytes
 from gmmc.models import Classifier
 from gmmc.records import CONFIG, MODEL, RESULTS
 
@@ -127,8 +128,8 @@ def _check_description(file: Path, model: Classifier) -> None:
 def _read_description(file: Path) -> dict[str, Any] | None:
     """None where it is not one of ours."""
     try:
-        told = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+        told = parse_json(read_bytes(file), str(file))
+    except (OSError, InputError):
         return None
     return told if isinstance(told, dict) and MARK in told else None
 

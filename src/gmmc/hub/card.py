@@ -1,7 +1,9 @@
 """The model card as the Hub wants it: README.md, facts for machines first, then words, numbers, doubts."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from gmmc.data.named import NAMED
 from gmmc.errors import InputError
 from gmmc.models import Classifier
 from gmmc.pixels import is_vector
+from gmmc.records import RESULTS
 from gmmc.report import card, sections
 from gmmc.report.conditions import conditions
 from gmmc.report.headline import GROUPS
@@ -17,6 +20,7 @@ from gmmc.report.numbers import MISSING, plain
 from gmmc.report.ood import SETS
 from gmmc.report.parts import Line, flags
 from gmmc.report.reading import Entry, Run, read_runs
+from gmmc.text import printable, shortened
 
 LIBRARY = "gmmc"
 TAGS = ("energy-based-model", "generative-classifier", "out-of-distribution-detection")
@@ -62,17 +66,25 @@ def _as_kept(found: Any) -> dict[str, Any]:
 
 def render(run: Run, model: Classifier, name: str, licence: str | None) -> str:
     """The whole file; `name` is that of the folder."""
+    name = printable(name)
     words = card.words(run)
     title = (run.card or {}).get(card.TITLE) or name
     parts = [f"# {escaped(title)}", about(model)]
     parts += [f"## {heading}\n\n{prose(text)}" for heading, text in words]
-    parts += ["## Numbers", numbers(run) if run.results else NOTHING]
+    parts += ["## Numbers", checked_numbers(run) if run.results else NOTHING]
     parts += ["## How to load it", loading(model, name)]
     return f"---\n{front_matter(run, model, name, licence)}\n---\n\n" + "\n\n".join(parts) + "\n"
 
 
 def prose(text: str | list[str]) -> str:
-    return text if isinstance(text, str) else "\n".join(f"- {point}" for point in text)
+    """Paragraphs or points of card.toml, which is plain text, as on the page of the report."""
+    if isinstance(text, str):
+        return "\n".join(map(escaped, text.split("\n")))
+    return points(text)
+
+
+def points(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {escaped(line)}" for line in lines)
 
 
 def about(model: Classifier) -> str:
@@ -100,8 +112,8 @@ def front_matter(run: Run, model: Classifier, name: str, licence: str | None) ->
     measured = [
         EvalResult(
             task_type=task,
-            dataset_type=known.repo if known else run.data,
-            dataset_name=SETS.get(run.data, run.data),
+            dataset_type=known.repo if known else printable(run.data),
+            dataset_name=SETS.get(run.data, printable(run.data)),
             dataset_split="test",
             metric_type=kind,
             metric_name=label,
@@ -132,14 +144,22 @@ def licence_of(run: Run) -> str:
 # --- for people -----------------------------------------------------------------------------------
 
 
+def checked_numbers(run: Run) -> str:
+    try:
+        return numbers(run)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {shortened(str(error))}"
+        raise InputError(f"{run.path / RESULTS} cannot be shown on a card ({why}); evaluate again") from None
+
+
 def numbers(run: Run) -> str:
     """A table with 95% intervals, the doubts, and to unfold the conditions."""
     rows = ["| | measured | 95% interval |", "| --- | --- | --- |"]
     rows += [row(line) for line in [*card.numbers(run).lines, *others(run)] if is_shown(line)]
-    doubts = [f"- {sections.KNOWN[name][0]}: {flag}" for name in known(run) for _, flag in flags(name, [run])]
+    doubts = [f"{sections.KNOWN[name][0]}: {flag}" for name in known(run) for _, flag in flags(name, [run])]
     parts = ["\n".join(rows)]
-    parts += ["What the evaluations themselves doubt:", "\n".join(map(escaped, doubts))] if doubts else []
-    told = "\n".join(f"- {escaped(line)}" for line in told_conditions(run))
+    parts += ["What the evaluations themselves doubt:", points(doubts)] if doubts else []
+    told = points(told_conditions(run))
     parts.append(f"<details><summary>Conditions</summary>\n\n{told}\n\n</details>")
     return "\n\n".join(parts)
 
@@ -192,10 +212,11 @@ def loading(model: Classifier, name: str) -> str:
     numbers = model.shape[0]
     vectors = f"rows of {numbers} numbers, mapped into [0, 1], as (N, {numbers}, 1, 1)"
     taken = vectors if is_vector(model.shape) else "uint8 or [0, 1]"
+    quoted = json.dumps(name, ensure_ascii=False)
     lines = [
         "import gmmc",
         "",
-        f'model = gmmc.from_pretrained("{name}")  # a folder, or user/{name} on the Hub',
+        f"model = gmmc.from_pretrained({quoted})  # a folder, or user/{name} on the Hub",
         f"model.predict_proba(images)  # p(y|x) at the stored γ²; images: {taken}",
     ]
     if model.reference:
@@ -206,6 +227,8 @@ def loading(model: Classifier, name: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """As a cell of a table, and without HTML."""
-    changes = {"&": "&amp;", "<": "&lt;", "|": "\\|", "\n": " "}
-    return text.translate(str.maketrans(changes))
+    """Text on one line that Markdown and HTML show as it is, also in a cell of a table."""
+    line = printable(" ".join(text.splitlines())).strip()
+    line = re.sub(r"[\\`*_\[\]|~$]", r"\\\g<0>", line)
+    line = re.sub(r"^[#>+=-]", r"\\\g<0>", line)  # else a heading, a quotation, a list or a rule
+    return line.replace("&", "&amp;").replace("<", "&lt;")

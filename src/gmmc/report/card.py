@@ -12,6 +12,7 @@ from gmmc.report.numbers import plain
 from gmmc.report.ood import INSIDE, SCORES, SETS, TEMPERATURES, Places, rule
 from gmmc.report.parts import Cell, Group, Line, Panel, Section, Table, per_run, value_lines
 from gmmc.report.reading import CARD, Run
+from gmmc.text import shortened
 
 TITLE = "title"
 HEADINGS = {
@@ -68,11 +69,11 @@ def _check(key: str, text: object, file: str) -> None:
     if key not in known:
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-        raise InputError(f"unknown key {key!r} in {file}; {hint}")
+        raise InputError(f"unknown key {shortened(key)} in {file}; {hint}")
     points = text if isinstance(text, list) and key != TITLE else [text]
     if not points or not all(isinstance(point, str) and point.strip() for point in points):
         rule = "text" if key == TITLE else "text or a list of texts"
-        raise InputError(f"{key} in {file} must be {rule}, none of it empty, got {text!r}")
+        raise InputError(f"{key} in {file} must be {rule}, none of it empty, got {shortened(text)}")
 
 
 def section(said: Mapping[str, Words], runs: Sequence[Run], picture_bytes: int) -> Section:

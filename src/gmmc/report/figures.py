@@ -22,6 +22,7 @@ from matplotlib.ticker import (
 from gmmc.report.canvas import ACCENT, BAD, GOOD, INK, PAINT, RULE, RUNS, SOFT, draw, margins
 from gmmc.report.numbers import percent
 from gmmc.report.parts import Key, Stroke
+from gmmc.text import cut, printable
 
 # linear: from 0; energy: logarithmic where it spans decades, and it may be negative
 Scale = Literal["linear", "percent", "energy"]
@@ -320,8 +321,7 @@ def class_look(index: int) -> Look:
 
 def shortened(name: str, most: int = 16) -> str:
     # A dollar would start matplotlib's mathematics.
-    name = name if len(name) <= most else name[: most - 1] + "…"
-    return name.replace("$", r"\$")
+    return cut(printable(name), most).replace("$", r"\$")
 
 
 def _text_width(names: Sequence[str], *, slanted: bool = False) -> int:

@@ -27,7 +27,7 @@ def shown(name: str, value: Any, interval: Sequence[float] | None = None, digits
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     if not math.isfinite(value):
-        return "not a number" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+        return plain(value)
     if kind in RANKING:
         return proportion(value, RANKING_DIGITS)
     if FRACTION.search(kind):
@@ -96,6 +96,8 @@ def percent_digits(value: float, interval: Sequence[float] | None) -> int:
 
 def plain(value: float) -> str:
     """Whole numbers in full, others to three digits or more; large and small ones as powers of ten."""
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else ("∞" if value > 0 else "−∞")
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e6):
         return minus(f"{int(value):,}".replace(",", "\N{NARROW NO-BREAK SPACE}"))
     if 1e-3 <= abs(value) < 1e5:

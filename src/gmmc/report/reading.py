@@ -8,7 +8,9 @@ from typing import Any, Literal
 from gmmc import pretrained
 from gmmc.config import read_toml
 from gmmc.errors import InputError
+from gmmc.limits import LONG_SHOWN
 from gmmc.records import CONFIG, LAST_GOOD, MODEL, RESULTS, is_training, read_metrics, read_results
+from gmmc.text import printable, shortened
 
 # measured: results without a training, of a benchmark for example
 State = Literal["finished", "diverged", "in progress", "stopped", "measured"]
@@ -68,7 +70,8 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     for path in paths:
         if not (path / CONFIG).is_file() and not (path / RESULTS).is_file():
             shipped = pretrained.listed("; models that ship with gmmc")
-            raise InputError(f"RUN must be a run folder, with a {CONFIG} in it, got {str(path)!r}{shipped}")
+            shown = shortened(str(path), LONG_SHOWN)
+            raise InputError(f"RUN must be a run folder, with a {CONFIG} in it, got {shown}{shipped}")
     return [_read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
 
 
@@ -77,7 +80,8 @@ def _read(path: Path, name: str) -> Run:
     recipe = read_toml(path / CONFIG) if (path / CONFIG).is_file() else {}
     for section, table in recipe.items():
         if not isinstance(table, dict):
-            raise InputError(f"{path / CONFIG} is damaged: [{section}] must be a table, got {table!r}")
+            rule = f"[{shortened(section)[1:-1]}] must be a table"
+            raise InputError(f"{path / CONFIG} is damaged: {rule}, got {shortened(table)}")
     state = _state(path, results)  # before the metrics: at worst they are newer
     metrics = read_metrics(path)
     if state == "stopped" and metrics and metrics[-1].get("event") == "diverged":
@@ -102,7 +106,8 @@ def _state(path: Path, results: dict[str, Entry]) -> State:
 def _entry(file: Path, name: str, entry: Any) -> Entry:
     parts = {key: entry.get(key, kind()) for key, kind in PARTS.items()} if isinstance(entry, dict) else {}
     if not parts or any(not isinstance(parts[key], kind) for key, kind in PARTS.items()):
-        raise InputError(f"{file} is damaged in entry {name!r}; run gmmc evaluate with {name} again")
+        shown = shortened(name)
+        raise InputError(f"{file} is damaged in entry {shown}; run gmmc evaluate with {shown[1:-1]} again")
     return Entry(**parts)
 
 
@@ -115,7 +120,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
     depth = 1
     while depth < max(map(len, whole)) and len({parts[-depth:] for parts in whole}) < len(set(whole)):
         depth += 1
-    names = ["/".join(parts[-depth:]) for parts in whole]
+    names = [printable("/".join(parts[-depth:])) for parts in whole]
     return [
         f"{name} ({names[: i + 1].count(name)})" if name in names[:i] else name
         for i, name in enumerate(names)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from gmmc.report.canvas import ACCENT, INK, draw, margins
-from gmmc.report.figures import Series, against, series_legend
+from gmmc.report.figures import Series, against, series_legend, shortened
 from gmmc.report.numbers import percent, plain
 from gmmc.report.parts import Cell, Group, Line, Panel, Table
 from gmmc.report.reading import Entry, Run
@@ -27,6 +27,7 @@ COLUMNS = {
     "memory_gb": "memory, GB",
     "epoch_seconds": "CIFAR-10 epoch, s",
 }
+NAME = 32  # characters of the name beside a bar
 
 
 def bench(name: str, runs: Sequence[Run], _: int) -> list[Group]:
@@ -184,7 +185,7 @@ def speedups(ratios: Sequence[tuple[str, float]], label: str) -> Markup:
                 va="center",
                 fontsize=11,
             )
-        axes.set_yticks(range(len(ratios)), [name for name, _ in ratios], color=INK)
+        axes.set_yticks(range(len(ratios)), [shortened(name, NAME) for name, _ in ratios], color=INK)
         axes.set(xlim=(0, 1.05 * max(1, *values)), ylim=(len(ratios) - 0.4, -0.6))
         axes.grid(False)
         axes.xaxis.set_major_locator(NullLocator())

