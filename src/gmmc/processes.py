@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmmc.config import TrainConfig
@@ -80,7 +81,7 @@ def _own_command() -> list[str]:
     import __main__
 
     if __main__.__spec__ is None:
-        return [sys.executable, os.path.abspath(sys.argv[0]), *sys.argv[1:]]
+        return [sys.executable, str(Path(sys.argv[0]).resolve()), *sys.argv[1:]]
     return [sys.executable, "-m", __main__.__spec__.name, *sys.argv[1:]]
 
 

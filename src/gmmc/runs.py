@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gmmc import __version__, config, pretrained, records
 from gmmc.abstention import Neighbours, Reference
-from gmmc.atomic import write_atomic
+from gmmc.atomic import naming, write_atomic
 from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.models import Classifier, pick_device
@@ -209,7 +209,8 @@ class RunFolder:
     def append_metrics(self, line: dict[str, Any]) -> None:
         """One line of JSON, which has no word for what is not a finite number: null."""
         sound = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
-        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+        path = self.path / METRICS
+        with naming(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(sound, allow_nan=False) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -235,10 +236,7 @@ class RunFolder:
         try:
             save_model(self.path / MODEL, model)
             self._write_config(changed.encode())
-            measured = self.results().get("ood")
-            if measured and RECALIBRATED not in measured["flags"]:
-                measured["flags"].append(RECALIBRATED)
-                self.save_results({"ood": measured})
+            records.change_results(self.path, _flag_recalibrated)
         except OSError as error:
             raise InputError(f"cannot write to {self.path}: {error.strerror}") from None
 
@@ -262,6 +260,13 @@ class RunFolder:
 
     def save_results(self, results: dict[str, Any]) -> None:
         records.write_results(self.path, results)
+
+
+def _flag_recalibrated(results: dict[str, Any]) -> dict[str, Any]:
+    measured = results.get("ood")
+    if not measured or RECALIBRATED in measured.get("flags", []):
+        return results
+    return results | {"ood": measured | {"flags": [*measured.get("flags", []), RECALIBRATED]}}
 
 
 def _moment(path: Path) -> str:
