@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 
 from gmmc.errors import InputError
 from gmmc.inputs import open_regular
-from gmmc.text import printable, shortened
+from gmmc.text import printable
 
 PNG_MARK = b"tEXtgmmc\0"  # a text chunk with the keyword gmmc
 PAGE_MARK = b'<meta name="generator" content="gmmc '
@@ -31,7 +31,7 @@ def check_replaceable(path: Path, name: str, is_ours: Callable[[Path], bool]) ->
     """Refuse a path where something is that gmmc did not write."""
     if (path.exists() or path.is_symlink()) and not is_ours(path):
         rule = f"{name} must not replace what gmmc did not write"
-        raise InputError(f"{rule}, got {shortened(str(path))}; move that file, or name another place")
+        raise InputError(f"{rule}, got {printable(str(path))}; move that file, or name another place")
 
 
 def has_mark(path: Path, mark: bytes) -> bool:

@@ -3,7 +3,7 @@
 import io
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -54,8 +54,8 @@ def to_folder(
     with held(folder):
         for leftover in folder.glob(".*_seed*.png.tmp"):
             leftover.unlink()
+        _check_replaceable(map(path, range(len(labels))), folder / GRID)
         missing = [not _bears(path(i), stamp(i)) for i in range(len(labels))]
-        _check_replaceable([path(i) for i in itertools.compress(range(len(labels)), missing)], folder / GRID)
         there = done = missing.count(False)
         report(done)
         for stretch in _stretches(missing):
@@ -101,7 +101,7 @@ def _stamped(picture: Image.Image, stamp: dict[str, str | int]) -> bytes:
     return content.getvalue()
 
 
-def _check_replaceable(images: Sequence[Path], grid: Path) -> None:
+def _check_replaceable(images: Iterable[Path], grid: Path) -> None:
     def is_ours(image: Path) -> bool:
         return has_mark(image, PNG_MARK) or (image.is_file() and image.stat().st_size == 0)
 

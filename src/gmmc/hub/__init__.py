@@ -11,12 +11,14 @@ from gmmc import __version__, config, pretrained, runs
 from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
 from gmmc.models import Classifier
-from gmmc.places import check_writable
+from gmmc.places import check_replaceable, check_writable, has_mark
 from gmmc.records import CONFIG, MODEL, RESULTS
+from gmmc.text import printable
 
 DESCRIPTION, README = "config.json", "README.md"
 FILES = (DESCRIPTION, MODEL, README)
 MARK = "gmmc"  # in the description: the version that wrote it
+CARD_MARK = b"library_name: gmmc"  # in the front matter of the card
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -159,8 +161,10 @@ def _check_place(folder: Path) -> None:
         foreign = foreign or there
     if foreign:
         raise InputError(
-            f"{folder} must be empty or hold what gmmc export wrote there before, got one with {foreign[0]}"
+            f"{folder} must be empty or hold what gmmc export wrote there before, "
+            f"got one with {printable(foreign[0])}"
         )
+    check_replaceable(folder / README, "folder", lambda card: has_mark(card, CARD_MARK))
 
 
 def _folder_of(source: str | Path) -> Path | None:
