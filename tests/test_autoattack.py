@@ -125,7 +125,7 @@ def test_goes_on_to_the_same_result(monkeypatch, tmp_path, result, part):
     again = evaluate(make_model(CLASSES), tiny_data(CLASSES), CFG, RunFolder(tmp_path))
     assert again.entry() == result.entry()
     keep(again, "autoattack", RunFolder(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+    assert [path.name for path in tmp_path.glob("[!.]*")] == ["results.json"]
 
 
 @pytest.mark.usefixtures("few_queries")

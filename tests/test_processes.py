@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from conftest import make_learner, tiny_config, tiny_data
 from gmmc import config, ranks, runs
 from gmmc.objectives import Loss
 from gmmc.processes import build_fabric, world_size
-from gmmc.ranks import RANKS, is_leader
+from gmmc.ranks import PARENT, RANKS, is_leader
 
 ALONE = {name: value for name, value in os.environ.items() if name not in RANKS} | {"OMP_NUM_THREADS": "1"}
 
@@ -243,6 +244,82 @@ def test_nobody_outlives_the_process_that_was_started(tmp_path, recipe, number):
 
 def processes() -> str:
     return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+
+
+@contextmanager
+def leader_and_child(recipe, out):
+    """A training of two processes at the moment the second appears: (its Popen, id of the second)."""
+    command = gmmc("train", recipe, "generative.epochs=500", "train.devices=2", "--out", out)
+    leader = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ALONE)
+    try:
+        deadline = time.monotonic() + 120
+        while not (children := children_of(leader.pid)):
+            assert leader.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        yield leader, children[0]
+    finally:
+        leader.kill()
+        leader.communicate()
+
+
+def children_of(parent: int) -> list[int]:
+    """Those that run Python: not the `git` that asks for a commit."""
+    listed = subprocess.run(
+        ["ps", "--ppid", str(parent), "-o", "pid=,args="], capture_output=True, text=True
+    ).stdout
+    return [int(line.split()[0]) for line in listed.splitlines() if "gmmc" in line and "train" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0, 0.1, 1, 4])
+def test_a_further_process_ends_with_a_leader_that_is_killed_soon(tmp_path, recipe, seconds):
+    """Killed while the second process starts its interpreter, imports, or connects."""
+    with leader_and_child(recipe, tmp_path / "run") as (leader, child):
+        time.sleep(seconds)
+        leader.kill()
+        leader.wait(60)
+        deadline = time.monotonic() + 120
+        while str(tmp_path / "run") in processes():
+            assert time.monotonic() < deadline, child
+            time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_a_further_process_that_is_lost_before_it_connects_is_reported(tmp_path, recipe, seconds):
+    with leader_and_child(recipe, tmp_path / "run") as (leader, child):
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+        _, told = leader.communicate(timeout=120)
+    assert leader.returncode == 1
+    last = told.splitlines()[-1]
+    assert last.startswith("gmmc: process 1 of this training was killed by signal 9")
+    assert "run the same command" in last
+    assert told.count("gmmc: ") == 1
+
+
+@pytest.mark.slow
+def test_a_further_process_that_is_lost_in_training_is_reported_once(tmp_path, recipe):
+    with leader_and_child(recipe, tmp_path / "run") as (leader, child):
+        while not (tmp_path / "run" / "metrics.jsonl").exists():
+            assert leader.poll() is None
+            time.sleep(0.05)
+        os.kill(child, signal.SIGKILL)
+        _, told = leader.communicate(timeout=120)
+    assert leader.returncode == 1
+    assert told.count("gmmc: ") == 1
+    assert "run the same command" in told
+    assert "Traceback" not in told
+
+
+def test_the_child_of_a_training_that_is_gone_imports_nothing():
+    code = "import gmmc, os; print(os.environ.get('GMMC_PARENT'))"
+    for parent, status, told in [("1", 1, ""), (str(os.getpid()), 0, "None\n")]:
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=ALONE | {PARENT: parent}, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stdout) == (status, told), done.stderr
 
 
 def test_who_leads(monkeypatch):

@@ -245,7 +245,7 @@ class TestInterrupted:
         again = evaluate(trained(), tiny_data(), CFG, RunFolder(tmp_path))
         assert again.entry() == result.entry()
         keep(again, "robustness", RunFolder(tmp_path))
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "robustness"]
+        assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["results.json", "robustness"]
 
     @pytest.mark.parametrize("change", ["weights", "seed", "preset", "images", "labels"])
     def test_another_evaluation_begins_anew(self, monkeypatch, tmp_path, change):

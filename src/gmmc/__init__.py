@@ -3,7 +3,11 @@
 import importlib
 from typing import TYPE_CHECKING
 
+from gmmc.ranks import end_with_parent
+
 __version__ = "0.1.0"
+
+end_with_parent()
 
 if TYPE_CHECKING:
     from gmmc.errors import Diverged, InputError

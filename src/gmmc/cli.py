@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from gmmc import __version__, pretrained, printing, records
-from gmmc.errors import Diverged, InputError, Interrupted, is_lost_process, is_out_of_memory
+from gmmc.errors import Diverged, InputError, Interrupted, end_at_once, is_lost_process, is_out_of_memory
 from gmmc.limits import LONG_SHOWN, MESSAGE
 from gmmc.options import (
     OR_SHIPPED,
@@ -366,7 +366,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         if is_out_of_memory(error):
             fail("not enough memory; ask for a smaller batch, buffer, network or number of images", 1)
         if is_lost_process(error):
-            fail("another process of this training has ended; the last saved state is intact", 1)
+            state = "the last saved state is intact, run the same command to go on"
+            fail(f"another process of this training has ended; {state}", 1)
         if not hasattr(error, "format_message"):
             raise  # a bug of ours: the traceback is wanted
         # One of typer's usage errors: a wrong option, a missing argument.
@@ -386,11 +387,9 @@ def let_anything_be_written(*streams: object) -> None:
 def stop_at_once(number: int, frame: object) -> NoReturn:
     """Ctrl-C where no state is to be saved; training has its own way while it updates.
 
-    No exception: half-imported libraries turn one into pages of others. Files are whole or not there.
+    No exception: half-imported libraries turn one into pages of others.
     """
-    show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live bar hides it
-    os.write(2, f"{show_cursor}gmmc: interrupted\n".encode())
-    os._exit(130)
+    end_at_once("interrupted", 130)
 
 
 def fail(message: object, status: int, *, always: bool = False) -> NoReturn:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gmmc import bench, drawing, evaluations, pretrained, runs
+from gmmc import bench, drawing, evaluations, pretrained, records, runs
 from gmmc import data as data_sources
 from gmmc.data import Dataset
 from gmmc.data.files import read_image
@@ -17,8 +17,10 @@ from gmmc.evaluations import Result
 from gmmc.limits import LONG_SHOWN
 from gmmc.models import Classifier, pick_device
 from gmmc.pixels import is_vector
+from gmmc.places import check_writable
 from gmmc.printing import print_line
 from gmmc.progress import Progress
+from gmmc.records import check_keeps_results
 from gmmc.text import cut, shortened
 
 # Options of `gmmc evaluate` that only some of the evaluations look at.
@@ -45,6 +47,7 @@ def evaluate_run(
     if not pretrained.find(run).is_dir():
         shipped = pretrained.listed("; models that ship with gmmc")
         raise InputError(f"RUN must be a run folder, got {shortened(run, LONG_SHOWN)}{shipped}")
+    check_keeps_results(pretrained.workplace(run), "RUN")
     model = load_model(run, device)
     evaluations.choose(model, names)  # refuse before the work what cannot be done
     for option, takers in OPTION_OF.items():
@@ -54,7 +57,6 @@ def evaluate_run(
     cfg = dataclasses.replace(model.cfg.evaluate, **{k: v for k, v in changes.items() if v is not None})
     data = load_data(model, run)
     folder = own_folder(run)
-    folder.results()
     if (metrics := folder.metrics()) and "seconds" in metrics[-1]:
         model.trained["seconds"] = metrics[-1]["seconds"]
     for name, result in evaluations.one_by_one(model, data, names, cfg, folder):
@@ -76,6 +78,7 @@ def calibrate_run(run: str, device: str, *, score: str | None, tpr: float | None
         raise InputError(
             f"RUN must be a run folder with a {runs.CONFIG}, got {shortened(run, LONG_SHOWN)}, {there}"
         )
+    check_keeps_results(Path(run), "RUN")
     model = load_model(run, device)
     changes = {key: value for key, value in (("score", score), ("tpr", tpr)) if value is not None}
     model.cfg = dataclasses.replace(model.cfg, abstain=dataclasses.replace(model.cfg.abstain, **changes))
@@ -138,7 +141,7 @@ def draw(
         labels = chosen[torch.arange(number) % len(chosen)]
     else:
         labels = model.sample_labels(number, seed)
-    make_folder(out.parent if in_file else out)
+    check_writable(out.parent if in_file else out, "--out")
     to_place = drawing.to_file if in_file else drawing.to_folder
     with Progress("sampling", number) as bar:
         there = to_place(model, labels, seed, out, steps=steps, on_progress=bar.update)
@@ -232,16 +235,26 @@ def run_bench(preset: str, out: Path, device: str) -> Result:
         raise InputError("--out must be a folder of its own, got the current one")
     place = pick_device("cpu" if preset == "cpu" and device == "auto" else device)
     chosen = bench.choose_preset(preset, place.type)
-    make_folder(out)
-    folder = runs.RunFolder(out)
-    before = folder.results().get("bench")
+    check_keeps_results(out, "--out")
     result = None
     for result in bench.run_bench(chosen, place):
-        if before is None or any(flag.startswith("incomplete") for flag in before["flags"]):
-            folder.save_results({"bench": result.entry()})
+        keep_bench(out, result)
     assert result is not None  # there is always the matrix product
-    folder.save_results({"bench": result.entry()})
     return result
+
+
+def keep_bench(out: Path, result: Result) -> None:
+    def changed(results: dict[str, Any]) -> dict[str, Any]:
+        complete_before = "bench" in results and not is_incomplete(results["bench"].get("flags", []))
+        if complete_before and is_incomplete(result.flags):
+            return results
+        return results | {"bench": result.entry()}
+
+    records.change_results(out, changed)
+
+
+def is_incomplete(flags: Sequence[Any]) -> bool:
+    return any(str(flag).startswith("incomplete") for flag in flags)
 
 
 def class_index(model: Classifier, name: str) -> int:
@@ -257,10 +270,3 @@ def check_images(model: Classifier) -> None:
         raise InputError(
             f"this is a model of rows of {model.shape[0]} numbers, not of images; use its estimator in Python"
         )
-
-
-def make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write to --out {path}: {error.strerror}") from None

@@ -1,5 +1,9 @@
 """The ways a command ends early for a reason worth one line."""
 
+import os
+import sys
+from typing import NoReturn
+
 
 class InputError(ValueError):
     """What was asked for cannot be done; the message names the argument, the rule and the value."""
@@ -11,6 +15,13 @@ class Diverged(RuntimeError):
 
 class Interrupted(RuntimeError):
     """Training was asked to stop, and saved its state."""
+
+
+def end_at_once(message: str, status: int) -> NoReturn:
+    """Print one line and end, from any thread and without an exception. Files are whole or not there."""
+    show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live bar hides it
+    os.write(2, f"{show_cursor}gmmc: {message}\n".encode())
+    os._exit(status)
 
 
 def is_out_of_memory(error: Exception) -> bool:

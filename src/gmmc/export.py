@@ -18,8 +18,10 @@ from gmmc import __version__, core, scores
 from gmmc.abstention import REFIT
 from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
-from gmmc.limits import LONG_SHOWN
+from gmmc.inputs import read_bytes
+from gmmc.limits import LONG_SHOWN, MODEL_BYTES
 from gmmc.models import Classifier
+from gmmc.places import check_replaceable, check_writable
 from gmmc.scores import logits_at
 from gmmc.text import shortened
 
@@ -32,6 +34,7 @@ OPSET = 20
 OLDEST_OPSET = 18  # before it, a logsumexp has another form
 TOLERANCE = 1e-4
 ONE_FILE = 2_000_000_000  # bytes; what is larger, protobuf cannot hold
+MARK = "gmmc_version"  # in the metadata: by it, a graph of ours is known
 NEEDED = ("onnx", "onnxscript")  # onnxruntime only checks
 CHATTY = ("torch.onnx", "onnxscript", "onnx_ir")
 
@@ -101,7 +104,8 @@ def to_onnx(model: Classifier, path: str | Path, *, opset: int | None = None) ->
     γ² of logits and posterior is the one `answer` uses: fitted on validation images, so that posteriors are
     calibrated; the stored one where the model keeps no scores of such images. Densities are at γ = 1.
     Metadata name both γ², the score to abstain by and its threshold.
-    A graph that onnxruntime does not compute as torch does is not written.
+    A graph that onnxruntime does not compute as torch does is not written. A file that is there already is
+    replaced only if it is such a graph.
     """
     if not isinstance(model, Classifier):
         raise InputError(
@@ -111,6 +115,8 @@ def to_onnx(model: Classifier, path: str | Path, *, opset: int | None = None) ->
     if path.is_dir() or path.suffix.lower() != ENDING:
         raise InputError(f"path must be a file that ends in {ENDING}, got {shortened(str(path), LONG_SHOWN)}")
     onnx = _packages()
+    check_writable(path.parent, "path")
+    check_replaceable(path, "path", lambda file: _is_ours(file, onnx))
     newest = onnx.defs.onnx_opset_version()
     if not OLDEST_OPSET <= opset <= newest:
         raise InputError(f"opset must lie in {OLDEST_OPSET}..{newest}, got {opset}")
@@ -135,7 +141,7 @@ def metadata(model: Classifier) -> dict[str, str]:
     """What is not in the weights: JSON where it is a list; without scores of images no threshold."""
     stored, reference, tpr = model.head.gamma2.item(), model.reference, model.cfg.abstain.tpr
     facts = {
-        "gmmc_version": __version__,
+        MARK: __version__,
         "class_names": json.dumps(model.class_names, ensure_ascii=False),
         "shape": json.dumps(model.shape),
         "priors": json.dumps(model.head.priors.tolist()),
@@ -171,6 +177,15 @@ def _remarks(model: Classifier) -> Iterator[str]:
         yield f"there is no threshold to abstain by: this model keeps none for {score_of(model)}; {REFIT}"
     elif model.abstains_by not in SCORES:
         yield f"the model abstains by {model.abstains_by}, the graph's threshold is that of {score_of(model)}"
+
+
+def _is_ours(path: Path, onnx: Any) -> bool:
+    """Whether this is a graph with our metadata."""
+    try:
+        proto = onnx.load_model_from_string(read_bytes(path, MODEL_BYTES, "MODEL_BYTES"))
+    except Exception:  # protobuf has errors of its own
+        return False
+    return any(fact.key == MARK for fact in proto.metadata_props)
 
 
 # --- tracing --------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ TILE = 48  # small images are enlarged to about this many pixels
 GAP = 4
 FONT = 16
 GRID_COLUMNS = 10
+BACKGROUND = "slategray"  # neither the black nor the white of a digit
 
 
 def to_image(image: Tensor) -> Image.Image:
@@ -33,7 +34,7 @@ def grid(
     left = max((int(font.getlength(name)) + 12 for name in row_names), default=0)
     top = FONT + 8 if column_names else 0
     size = (left + columns * (width + GAP) + GAP, top + rows * (height + GAP) + GAP)
-    canvas = Image.new("RGB", size, "slategray")  # neither the black nor the white of a digit
+    canvas = Image.new("RGB", size, BACKGROUND)
     draw = ImageDraw.Draw(canvas)
     for row, name in enumerate(row_names):
         middle = top + row * (height + GAP) + GAP + height / 2

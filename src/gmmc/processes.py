@@ -5,22 +5,28 @@ Several processes come from `train.devices` and `train.nodes` (this one starts t
 
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gmmc.config import TrainConfig
 from gmmc.engine import resolve_precision
-from gmmc.errors import InputError
+from gmmc.errors import InputError, end_at_once
 from gmmc.models import pick_device
-from gmmc.ranks import expect_others, started_by_torchrun
+from gmmc.ranks import PARENT, expect_others, started_by_torchrun
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+GRACE = 5.0  # seconds in which the loss of a process may reach the training as an error of its own
+
 
 def build_fabric(cfg: TrainConfig) -> "Fabric":
-    """Not launched yet: with several processes, `launch` starts them."""
+    """Not launched yet: with several processes, `start_others` starts them."""
     from lightning_fabric import Fabric  # takes seconds: only training pays for it
 
     device = pick_device(cfg.device)
@@ -31,8 +37,6 @@ def build_fabric(cfg: TrainConfig) -> "Fabric":
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of the processes to come: no stack traces
     if nodes > 1 and not started_by_torchrun():
         _check_meeting_point()
-    if several and os.environ.get("LOCAL_RANK", "0") != "0" and not started_by_torchrun():
-        end_with(os.getppid())
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its advice and its banners
     if device.index is not None and devices > 1:
         raise InputError(f"train.device={cfg.device} is one device, got train.devices={devices}")
@@ -46,15 +50,52 @@ def build_fabric(cfg: TrainConfig) -> "Fabric":
     )
 
 
-def end_with(parent: int) -> None:
-    """Do not outlive the process that started this one, not even while waiting for it to connect."""
+def start_others(fabric: "Fabric") -> None:
+    """Start the further processes of this machine, unless torchrun or a scheduler does.
 
-    def watch():
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
+    Fabric would do it, too, but it kills this process without a word when one of them is lost, and it does
+    not end them when this one is killed.
+    """
+    strategy: Any = fabric.strategy
+    environment = strategy.cluster_environment
+    if environment.creates_processes_externally:
+        return
+    # With LOCAL_RANK in the environment, Fabric starts no processes.
+    os.environ |= {
+        "MASTER_ADDR": environment.main_address,
+        "MASTER_PORT": str(environment.main_port),
+        "NODE_RANK": str(environment.node_rank()),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(fabric.world_size),
+    }
+    ours = os.environ | {PARENT: str(os.getpid())}
+    others = [
+        subprocess.Popen(_own_command(), env=ours | {"LOCAL_RANK": str(rank)})
+        for rank in range(1, strategy.num_processes)
+    ]
+    threading.Thread(target=_end_with, args=[others], daemon=True).start()
 
-    threading.Thread(target=watch, daemon=True).start()
+
+def _own_command() -> list[str]:
+    """The command that this process was started with."""
+    import __main__
+
+    if __main__.__spec__ is None:
+        return [sys.executable, str(Path(sys.argv[0]).resolve()), *sys.argv[1:]]
+    return [sys.executable, "-m", __main__.__spec__.name, *sys.argv[1:]]
+
+
+def _end_with(others: Sequence["subprocess.Popen[bytes]"]) -> None:
+    """End this process when one of the others fails: it may be waiting for it, and would do so for ever."""
+    while not any(process.poll() for process in others):
+        if all(process.returncode == 0 for process in others):
+            return
+        time.sleep(0.5)
+    time.sleep(GRACE)
+    rank, status = next((rank, p.returncode) for rank, p in enumerate(others, 1) if p.returncode)
+    how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    state = "the last saved state is intact, run the same command to go on"
+    end_at_once(f"process {rank} of this training {how}; {state}", 1)
 
 
 def world_size(cfg: TrainConfig) -> int:

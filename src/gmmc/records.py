@@ -1,9 +1,11 @@
 """What a run folder tells without its weights: reading it needs no torch."""
 
+import contextlib
 import fcntl
 import json
 import math
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
 from gmmc.inputs import parse_json, read_bytes
 from gmmc.limits import DOCUMENT_BYTES, METRICS_BYTES
+from gmmc.places import check_writable
 from gmmc.text import shortened
 
 CONFIG, METRICS, RESULTS, REPORT = "config.toml", "metrics.jsonl", "results.json", "report.html"
@@ -18,6 +21,7 @@ MODEL = "model.safetensors"
 LAST_GOOD = "last-good.safetensors"  # the model of a training that the guard gave up
 COUNTS = {"step", "to", "rollbacks"}  # keys of metrics.jsonl
 LOCK = ".lock"  # held by the process that trains
+RESULTS_LOCK = ".results.lock"  # held for the moment in which results.json is changed
 
 
 def is_training(run: Path) -> bool:
@@ -85,9 +89,53 @@ def _read(path: Path, most: int = DOCUMENT_BYTES, bound: str = "DOCUMENT_BYTES")
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
+def own_results(run: Path) -> dict[str, Any]:
+    """The entries of results.json; InputError for a file of that name that gmmc did not write."""
+    results = read_results(run)
+    for name, entry in results.items():
+        has_form = isinstance(entry, dict) and isinstance(entry.get("values"), dict)
+        if not has_form or not isinstance(entry.get("flags", []), list):
+            rule = f"{run / RESULTS} must hold results of gmmc, each with its values"
+            raise InputError(
+                f"{rule}, got the entry {shortened(name)}; move that file, or name another place"
+            )
+    return results
+
+
+def check_keeps_results(run: Path, name: str) -> None:
+    """Refuse a folder that cannot be written to or whose results.json gmmc did not write.
+
+    `name` is that of the argument.
+    """
+    check_writable(run, name)
+    own_results(run)
+
+
 def write_results(run: Path, results: dict[str, Any]) -> None:
-    """These entries, beside the others of results.json."""
-    text = json.dumps({**read_results(run), **results}, indent=2, ensure_ascii=False, allow_nan=False)
+    """Set these entries of results.json; the others stay."""
+    change_results(run, lambda entries: entries | results)
+
+
+def change_results(run: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Replace the entries of results.json by what `change` returns for them, while other writers wait."""
+    with _results_held(run):
+        before = own_results(run)
+        after = change(before)
+        if after != before:
+            write_atomic(run / RESULTS, _as_text(after).encode())
+
+
+def _as_text(results: dict[str, Any]) -> str:
+    text = json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False)
     # A list of numbers is one line; no string holds a line break.
-    text = re.sub(r"\[\n[-+\d.e,\snul]*\]", lambda found: " ".join(found[0].split()), text)
-    write_atomic(run / RESULTS, text.encode() + b"\n")
+    return re.sub(r"\[\n[-+\d.e,\snul]*\]", lambda found: " ".join(found[0].split()), text) + "\n"
+
+
+@contextlib.contextmanager
+def _results_held(run: Path) -> Iterator[None]:
+    """Wait for other writers of the same results, and hold them off. The lock is a file that stays."""
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / RESULTS_LOCK).open("a") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

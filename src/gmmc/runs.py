@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gmmc import __version__, config, pretrained, records
-from gmmc.atomic import write_atomic
+from gmmc.atomic import naming, write_atomic
 from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.limits import MODEL_BYTES
@@ -207,7 +207,8 @@ class RunFolder:
     def append_metrics(self, line: dict[str, Any]) -> None:
         """One line of JSON, which has no word for what is not a finite number: null."""
         sound = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
-        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+        path = self.path / METRICS
+        with naming(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(sound, allow_nan=False) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -233,10 +234,7 @@ class RunFolder:
         try:
             save_model(self.path / MODEL, model)
             self._write_config(changed.encode())
-            measured = self.results().get("ood")
-            if measured and RECALIBRATED not in measured["flags"]:
-                measured["flags"].append(RECALIBRATED)
-                self.save_results({"ood": measured})
+            records.change_results(self.path, _flag_recalibrated)
         except OSError as error:
             raise InputError(f"cannot write to {self.path}: {error.strerror}") from None
 
@@ -268,6 +266,13 @@ def _is_info(info: Any) -> bool:
         return False
     counts = [(info[name], most) for name, most in COUNTS.items() if name in info]
     return all(type(count) is int and 0 <= count <= most for count, most in counts)
+
+
+def _flag_recalibrated(results: dict[str, Any]) -> dict[str, Any]:
+    measured = results.get("ood")
+    if not measured or RECALIBRATED in measured.get("flags", []):
+        return results
+    return results | {"ood": measured | {"flags": [*measured.get("flags", []), RECALIBRATED]}}
 
 
 def _moment(path: Path) -> str:

@@ -22,7 +22,7 @@ from gmmc.learner import Learner
 from gmmc.models import Classifier
 from gmmc.packing import Damaged, unpack
 from gmmc.printing import print_line
-from gmmc.processes import build_fabric, world_size
+from gmmc.processes import build_fabric, start_others, world_size
 from gmmc.progress import Progress
 from gmmc.ranks import is_leader
 from gmmc.rollback import roll_back
@@ -101,6 +101,7 @@ def launch(fabric: "Fabric") -> None:
         print(f"waiting for {fabric.world_size} processes to connect", file=sys.stderr)
     # The wait is not Python's: only the system can interrupt it.
     with signals({signal.SIGINT: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL}):
+        start_others(fabric)
         fabric.launch()
 
 

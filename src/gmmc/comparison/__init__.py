@@ -15,7 +15,8 @@ from gmmc.comparison import fairness, picture
 from gmmc.comparison.rows import NOT_EVALUATED, Row, rows_of, settings, without_folder
 from gmmc.errors import InputError
 from gmmc.limits import LONG_SHOWN
-from gmmc.records import CONFIG, write_results
+from gmmc.places import PNG_MARK, check_replaceable, has_mark
+from gmmc.records import CONFIG, check_keeps_results, read_results, write_results
 from gmmc.report.comparison import COLUMNS, PICTURE, differences, written
 from gmmc.report.conditions import short_commit
 from gmmc.report.reading import Run, read_runs
@@ -61,6 +62,10 @@ def _check_out(out: Path, folders: Sequence[str | Path]) -> None:
         raise InputError(
             f"--out must be a folder of its own, got {shortened(str(out), LONG_SHOWN)}, in a run folder"
         )
+    check_keeps_results(out, "--out")
+    # Before pictures had a mark, results.json alone told whose they are.
+    listed = PICTURE in read_results(out).get(NAME, {}).get("files", [])
+    check_replaceable(out / PICTURE, "--out", lambda picture: listed or has_mark(picture, PNG_MARK))
 
 
 def _read(folders: Sequence[str | Path], out: Path) -> list[Run]:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from gmmc import __version__
 from gmmc.comparison.rows import Row
 from gmmc.report.canvas import INK, RULE, SOFT, STYLE, margins
 from gmmc.report.figures import CLASS_COLOURS
@@ -73,7 +74,9 @@ def draw(rows: Sequence[Row]) -> bytes | None:
         for axes, (lines, _) in zip(all_axes, panels, strict=True):
             label(axes, lines)
         file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=DPI, facecolor="white", metadata={"Software": None})
+        figure.savefig(
+            file, format="png", dpi=DPI, facecolor="white", metadata={"Software": None, "gmmc": __version__}
+        )
     return file.getvalue()
 
 

@@ -206,7 +206,9 @@ class GuardConfig(Section):
     bounded: float = _number(0.5, above=0, at_most=1)  # share of settled chains at the bound
     every: int = _number(100, at_least=1)  # updates from one good state to the next
     rollbacks: int = _number(5, at_least=0, at_most=100)  # then training stops
-    slower: float = _number(0.5, above=0, at_most=0.99)  # factor on α, β or the learning rate, each time
+    slower: float = _number(
+        0.5, at_least=0.01, at_most=0.99
+    )  # factor on α, β or the learning rate, each time
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,29 @@
 """Images as PNG files in a folder."""
 
+import io
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from gmmc import pictures
-from gmmc.atomic import write_atomic
+from gmmc.atomic import naming, write_atomic
 from gmmc.data.decode import pillow_rules
 from gmmc.data.files import read_image
 from gmmc.drawing.parts import OnProgress, fingerprint, held, silent
 from gmmc.inputs import open_regular, parse_json
+from gmmc.limits import PICTURE_PIXELS
 from gmmc.models import Classifier
 from gmmc.pixels import as_unit
+from gmmc.places import PNG_MARK, check_replaceable, has_mark
 
 IN_GRID = 100  # images
+GRID = "grid.png"
 
 
 def to_folder(
@@ -33,7 +37,9 @@ def to_folder(
 ) -> int:
     """PNG files named by class and seed, and the first in grid.png; gives how many were there already.
 
-    Each file says inside what it was drawn by, so that one of the same name of another model is drawn anew.
+    Each file holds a stamp of what it was drawn by, so that one of the same name of another model is drawn
+    anew. Files without a stamp are not ours: they are refused before anything is drawn, but for an empty
+    image, which a power cut may leave, and a grid.png of an older gmmc, known by its frame.
     """
     model.sample_blocks(labels, seed, steps=steps)  # refuses what cannot be drawn before anything is touched
     folder.mkdir(parents=True, exist_ok=True)
@@ -49,6 +55,7 @@ def to_folder(
     with held(folder):
         for leftover in folder.glob(".*_seed*.png.tmp"):
             leftover.unlink()
+        _check_replaceable(map(path, range(len(labels))), folder / GRID)
         missing = [not _bears(path(i), stamp(i)) for i in range(len(labels))]
         there = done = missing.count(False)
         report(done)
@@ -62,7 +69,7 @@ def to_folder(
                 report(done)
         first = [as_unit(read_image(path(i), model.shape)) for i in range(min(IN_GRID, len(labels)))]
         grid = pictures.grid(torch.stack(first), min(pictures.GRID_COLUMNS, len(first)))
-        write_atomic(folder / "grid.png", pictures.png(grid))
+        write_atomic(folder / GRID, _stamped(grid, {"made_by": made_by}))
     return there
 
 
@@ -76,11 +83,46 @@ def _stretches(wanted: Sequence[bool]) -> Iterator[range]:
 
 def _write_png(path: Path, image: Tensor, stamp: dict[str, str | int]) -> None:
     """Whole or not at all when killed. Not forced to the disk, which would take longer than drawing."""
-    info = PngInfo()
-    info.add_text("gmmc", json.dumps(stamp))
+    content = _stamped(pictures.to_image(image), stamp)
     temporary = path.with_name(f".{path.name}.tmp")
-    pictures.to_image(image).save(temporary, format="PNG", pnginfo=info)
-    temporary.replace(path)
+    with naming(path):
+        try:
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def _stamped(picture: Image.Image, stamp: dict[str, str | int]) -> bytes:
+    """A PNG with the stamp as its text; see `places.PNG_MARK`."""
+    info, content = PngInfo(), io.BytesIO()
+    info.add_text("gmmc", json.dumps(stamp))
+    picture.save(content, format="PNG", pnginfo=info)
+    return content.getvalue()
+
+
+def _check_replaceable(images: Iterable[Path], grid: Path) -> None:
+    def is_ours(image: Path) -> bool:
+        return has_mark(image, PNG_MARK) or (image.is_file() and image.stat().st_size == 0)
+
+    for path in images:
+        check_replaceable(path, "--out", is_ours)
+    check_replaceable(grid, "--out", lambda picture: has_mark(picture, PNG_MARK) or _has_our_frame(picture))
+
+
+def _has_our_frame(path: Path) -> bool:
+    """Whether this is a grid as `pictures` draws it, by the colour of its upper and left edge."""
+    try:
+        with open_regular(path) as file, Image.open(file, formats=["PNG"]) as picture:
+            width, height = picture.size
+            if picture.mode != "RGB" or width * height > PICTURE_PIXELS:
+                return False
+            edges = [picture.crop((0, 0, width, pictures.GAP)), picture.crop((0, 0, pictures.GAP, height))]
+            colours = {colour for edge in edges for _, colour in edge.getcolors() or [(0, None)]}
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return False
+    return colours == {ImageColor.getrgb(pictures.BACKGROUND)}
 
 
 def _bears(path: Path, stamp: dict[str, str | int]) -> bool:

@@ -32,6 +32,7 @@ from gmmc.evaluations.generation import was_made_to_sample
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
 from gmmc.pixels import Shape
+from gmmc.records import check_keeps_results
 from gmmc.runs import RunFolder
 from gmmc.scores import evaluating
 from gmmc.text import shortened
@@ -67,6 +68,8 @@ def evaluate(
     """
     results = {}
     folder = None if out is None else RunFolder(out)
+    if folder is not None:
+        check_keeps_results(folder.path, "out")
     for name, result in one_by_one(model, data, names, cfg or EvaluateConfig(), folder):
         if folder is not None:
             keep(result, name, folder)

@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from gmmc import __version__, config, pretrained, runs
@@ -13,12 +12,14 @@ from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
 from gmmc.inputs import parse_json, read_bytes
 from gmmc.models import Classifier
+from gmmc.places import check_replaceable, check_writable, has_mark
 from gmmc.records import CONFIG, MODEL, RESULTS
+from gmmc.text import printable
 
 DESCRIPTION, README = "config.json", "README.md"
-# Known by its description, a folder is ours; so this goes first, and what a kill left is written anew.
 FILES = (DESCRIPTION, MODEL, README)
 MARK = "gmmc"  # in the description: the version that wrote it
+CARD_MARK = b"library_name: gmmc"  # in the front matter of the card
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -48,17 +49,20 @@ def save_pretrained(
     told = card.read(
         None if isinstance(source, Classifier) else _folder_of(source), folder, model.cfg, results
     )
-    with TemporaryDirectory() as temporary:
-        # What is described is what a reader gets: stored weights and scores may be rounded.
-        file = Path(temporary) / MODEL
-        runs.save_model(file, model)
-        stored = runs.load(file)
-        weights = file.read_bytes()
-    description = json.dumps(described(stored), indent=2, ensure_ascii=False, allow_nan=False)
-    text = card.render(told, stored, folder.resolve().name, licence)
-    contents = {DESCRIPTION: f"{description}\n".encode(), MODEL: weights, README: text.encode()}
-    for name in FILES:
-        write_atomic(folder / name, contents[name])
+    for leftover in folder.glob(f".*{MODEL}*.tmp"):
+        leftover.unlink()  # of an export that was killed
+    new = folder / f".{MODEL}.tmp"
+    try:
+        runs.save_model(new, model)
+        stored = runs.load(new)  # described is what a reader gets: weights and scores may be rounded
+        description = json.dumps(described(stored), indent=2, ensure_ascii=False, allow_nan=False)
+        text = card.render(told, stored, folder.resolve().name, licence)
+        # The description goes first: by it the folder is ours, and what a kill left is written again.
+        write_atomic(folder / DESCRIPTION, f"{description}\n".encode())
+        new.replace(folder / MODEL)
+        write_atomic(folder / README, text.encode())
+    finally:
+        new.unlink(missing_ok=True)
     return folder
 
 
@@ -147,18 +151,21 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 def _check_place(folder: Path) -> None:
     """An empty folder or one of ours; hidden files, such as those of git, are not looked at."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"a model is saved to a folder, got the file {str(folder)!r}")
+    check_writable(folder, "folder")
     if not folder.exists():
         return
-    if not folder.is_dir():
-        raise InputError(f"a model is saved to a folder, got the file {str(folder)!r}")
     there = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     foreign = [name for name in there if name not in FILES]
     if there and _read_description(folder / DESCRIPTION) is None:
         foreign = foreign or there
     if foreign:
         raise InputError(
-            f"{folder} must be empty or hold what gmmc export wrote there before, got one with {foreign[0]}"
+            f"{folder} must be empty or hold what gmmc export wrote there before, "
+            f"got one with {printable(foreign[0])}"
         )
+    check_replaceable(folder / README, "folder", lambda card: has_mark(card, CARD_MARK))
 
 
 def _folder_of(source: str | Path) -> Path | None:

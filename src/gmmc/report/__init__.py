@@ -4,17 +4,16 @@ Files of a run → `reading` → `card`, `headline`, `training`, `sections` (wit
 template.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import jinja2
 
 from gmmc import __version__, pretrained
 from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
+from gmmc.places import PAGE_MARK, check_replaceable, check_writable, has_mark
 from gmmc.progress import Progress
 from gmmc.records import REPORT, RESULTS
 from gmmc.report import card, pictures, sections
@@ -29,26 +28,18 @@ __all__ = ["write_report"]
 
 
 def write_report(runs: Sequence[str | Path], out: Path | None = None) -> Path:
-    """Write the page about these runs; by default report.html in the first, or in its place under runs/."""
+    """Write the page about these runs; by default report.html in the first, or in its place under runs/.
+
+    An earlier report is replaced; any other file of that name is refused.
+    """
     read = read_runs(runs)
     path = Path(out) if out else pretrained.workplace(runs[0]) / REPORT
-    with _writing(path):  # known before the work, not after it
-        if path.is_dir():
-            raise InputError(f"--out must be the name of a file, got the folder {str(path)!r}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        NamedTemporaryFile(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent).close()
-    page = render(read)
-    with _writing(path):
-        write_atomic(path, page.encode())
+    if path.is_dir():
+        raise InputError(f"--out must be the name of a file, got the folder {str(path)!r}")
+    check_writable(path.parent, "--out")
+    check_replaceable(path, "--out", lambda page: has_mark(page, PAGE_MARK))
+    write_atomic(path, render(read).encode())
     return path
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"cannot write --out {str(path)!r}: {error.strerror}") from None
 
 
 def render(runs: list[Run]) -> str:

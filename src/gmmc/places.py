@@ -1,0 +1,43 @@
+"""Where commands write. Checked before the work: nothing is computed for a place that refuses its result.
+
+gmmc replaces only files that gmmc wrote, and knows them by a mark in their content.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from gmmc.errors import InputError
+from gmmc.inputs import open_regular
+from gmmc.text import printable
+
+PNG_MARK = b"tEXtgmmc\0"  # a text chunk with the keyword gmmc
+PAGE_MARK = b'<meta name="generator" content="gmmc '
+HEAD = 4096  # bytes of a file that hold its mark
+
+
+def check_writable(folder: Path, name: str) -> None:
+    """Refuse a folder, there or to be made, in which no file can be made; `name` is that of the argument."""
+    place = folder
+    try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise InputError(f"cannot write to {name} {printable(str(folder))}: {error.strerror}") from None
+
+
+def check_replaceable(path: Path, name: str, is_ours: Callable[[Path], bool]) -> None:
+    """Refuse a path where something is that gmmc did not write."""
+    if (path.exists() or path.is_symlink()) and not is_ours(path):
+        rule = f"{name} must not replace what gmmc did not write"
+        raise InputError(f"{rule}, got {printable(str(path))}; move that file, or name another place")
+
+
+def has_mark(path: Path, mark: bytes) -> bool:
+    """Whether this is a regular file with the mark in its head."""
+    try:
+        with open_regular(path) as file:
+            return mark in file.read(HEAD)
+    except OSError:
+        return False
