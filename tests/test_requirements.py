@@ -85,7 +85,8 @@ def test_both_locks_have_the_same_versions(python):
 
 def test_every_requirement_has_a_lowest_version():
     spec = importlib.util.spec_from_file_location("oldest", ROOT / ".ci" / "oldest.py")
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     oldest = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(oldest)
     lines = [oldest.lowest(requirement) for requirement in oldest.requirements()]
