@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+LOCKED := --require-hashes --no-deps --only-binary :all:
 
-.PHONY: help install demo test test-slow check format readme clean
+.PHONY: help install demo test test-slow test-oldest check format lock readme clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +28,9 @@ test: .venv/dev ## the tests, two to four minutes
 test-slow: .venv/dev ## the tests that take longer: the demo's promises, kill -9
 	$(BIN)/python -m pytest -m slow
 
+test-oldest: ## the lowest versions that pyproject.toml allows, in an environment of their own: a few minutes
+	PYTHON=$(PYTHON) .ci/oldest
+
 check: .venv/dev ## format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -36,6 +40,9 @@ check: .venv/dev ## format, lint, types, tests
 format: .venv/dev ## let ruff format and fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+lock: ## fit requirements*.lock to pyproject.toml; UPGRADE=--upgrade takes the newest versions
+	PYTHON=$(PYTHON) .ci/lock $(UPGRADE)
 
 readme: .venv/product ## put the numbers of results/ into README.md and docs/log.md
 	$(BIN)/python docs/readme.py
@@ -48,11 +55,14 @@ $(BIN)/python:
 		|| { echo "gmmc needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) --version 2>&1); try make PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 
-.venv/product: pyproject.toml constraints.txt | $(BIN)/python
+# The lock has all but torch, whose builds (CPU, CUDA) differ: pip adds what the build at hand needs, so no --no-deps.
+.venv/product: pyproject.toml constraints.txt requirements.lock | $(BIN)/python
 	@echo "installing gmmc and its dependencies into .venv (a minute or two)"
-	$(PIP) --constraint constraints.txt --editable .
+	$(PIP) $(LOCKED) --requirement requirements.lock
+	$(PIP) --constraint constraints.txt torch
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-.venv/dev: .venv/product
-	$(PIP) --constraint constraints.txt --editable ".[dev]"
+.venv/dev: .venv/product requirements-dev.lock
+	$(PIP) $(LOCKED) --requirement requirements-dev.lock
 	@touch $@
