@@ -1,8 +1,10 @@
 """Imports point down only, and `import gmmc` stays cheap."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import gmmc
@@ -62,6 +64,18 @@ def test_imports_point_down():
             if other != part and LEVEL[other] >= LEVEL[part]:
                 wrong.append(f"{path.relative_to(SOURCE)} imports {other}")
     assert not wrong
+
+
+def test_nothing_of_the_dev_extra_is_imported():
+    """Users do not have it."""
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[\[<>=]", line)[0] for line in project["optional-dependencies"]["dev"]} - {"gmmc"}
+    assert "pyautoattack" in names
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                modules = {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
+                assert not {module.split(".")[0] for module in modules} & names, path
 
 
 def test_every_module_has_a_layer():

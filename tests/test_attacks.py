@@ -1,5 +1,4 @@
 import random
-import sys
 import warnings
 from dataclasses import replace
 
@@ -8,59 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attacked import CLASSES, LINEAR_GAP, NORMS, border_images, five_classes, smooth, source, two_classes
 from conftest import make_model
 from gmmc.attacks import gradient as gradients
-from gmmc.attacks.autoattack import PARTS, AutoAttackPart
+from gmmc.attacks.autoattack import PARTS, AutoAttackPart, towards_each
 from gmmc.attacks.carlini_wagner import CarliniWagner
 from gmmc.attacks.gradient import Attack, FeatureMatch, Margin, PaperPGD, Pull, Temperatures, Transfer
 from gmmc.attacks.target import Target, margin
 from gmmc.attacks.threats import Threat
 
-LINEAR_GAP = 4.0  # between the true logit and the nearest other
-CLASSES = 5
 NAMES = ["paper_pgd", "margin", "pull", "temperatures", "features", "transfer", *PARTS]
-NORMS = ["linf", "l2"]
-
-
-def source(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def linear(weight: Tensor) -> nn.Module:
-    """Logits w·(x − ½), so that gray is on every boundary."""
-    layer = nn.Linear(64, len(weight))
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        layer.bias.copy_(-weight.sum(1) / 2)
-    return nn.Sequential(nn.Flatten(), layer)
-
-
-def two_classes(count: int = 6, scale: float = 1.0) -> tuple[nn.Module, Tensor, Tensor, dict[str, float]]:
-    """A model, images, labels, and the exact distance of each of the images to the boundary."""
-    w = torch.rand(64, generator=source()) + 0.5
-    w *= torch.where(torch.arange(64) % 2 == 0, 10, -10)
-    apart = 2 * w  # w_0 − w_1
-    y = torch.arange(count) % 2
-    noise = 0.1 * torch.randn(count, 64, generator=source(1))
-    along = (1 - 2 * y)[:, None] * LINEAR_GAP - noise @ apart[:, None]
-    x = 0.5 + noise + along * apart / apart.square().sum()
-    distances = {"linf": LINEAR_GAP / apart.abs().sum().item(), "l2": LINEAR_GAP / apart.norm().item()}
-    return linear(scale * torch.stack([w, -w])), x.reshape(count, 1, 8, 8), y, distances
-
-
-def five_classes(count: int = 10) -> tuple[nn.Module, Tensor, Tensor, dict[str, float]]:
-    """Twelve pixels for each class; the next class is nearer than the others."""
-    signs = torch.where(torch.rand(60, generator=source()) < 0.5, -1.0, 1.0)
-    weight = torch.zeros(5, 64)
-    for j in range(5):
-        weight[j, 12 * j : 12 * j + 12] = 10 * signs[12 * j : 12 * j + 12]
-    y = torch.arange(count) % 5
-    logits = torch.zeros(count, 5)
-    logits[torch.arange(count), y] = 1.5 * LINEAR_GAP
-    logits[torch.arange(count), (y + 1) % 5] = 0.5 * LINEAR_GAP
-    x = 0.5 + logits @ weight / weight[0].square().sum()
-    distances = {"linf": LINEAR_GAP / 240, "l2": LINEAR_GAP / 2400**0.5}
-    return linear(weight), x.reshape(count, 1, 8, 8), y, distances
 
 
 def broken_by(attack: Attack, module: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
@@ -93,23 +49,9 @@ def make_attack(name: str, module: nn.Module, classes: int = CLASSES) -> Attack:
     }[name]
 
 
-def smooth(classes: int = CLASSES, seed: int = 0) -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, classes)
-        ).eval()
-
-
 def random_states() -> tuple:
     """Of all that draw for everybody."""
     return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()  # noqa: NPY002
-
-
-def border_images() -> Tensor:
-    """Noise, black, white, and both."""
-    noise = torch.rand(3, 1, 8, 8, generator=source(3))
-    return torch.cat([noise, torch.zeros(1, 1, 8, 8), torch.ones(1, 1, 8, 8), noise[:1].round()])
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -135,6 +77,13 @@ class TestThreat:
         )  # in 64 dimensions nearly all of a ball is near its edge
         assert abs((first - x).mean()) < 0.01
 
+    def test_a_start_at_the_edge_has_the_whole_distance(self, norm):
+        threat, x = Threat(norm, 0.1), torch.full((5, 1, 8, 8), 0.5)
+        moved = threat.random_edge(x, source())
+        torch.testing.assert_close(threat.distance(moved, x), torch.full((5,), 0.1).double())
+        assert threat.allows(threat.random_edge(border_images(), source()), border_images()).all()
+        assert not torch.equal(moved, threat.random_edge(x, source(1)))
+
     def test_a_step_has_its_size_and_none_without_a_gradient(self, norm):
         threat, x = Threat(norm, 0.1), torch.full((3, 1, 8, 8), 0.5)
         gradient = torch.randn(x.shape, generator=source())
@@ -142,6 +91,9 @@ class TestThreat:
         gradient[2] = 0
         moved = threat.ascend(x, gradient, 0.05)
         assert threat.distance(moved, x).tolist() == pytest.approx([0.05, 0.05, 0], abs=1e-6)
+        sizes = torch.tensor([0.01, 0.02, 0.03])[:, None, None, None]
+        moved = threat.ascend(x, gradient, sizes)
+        assert threat.distance(moved, x).tolist() == pytest.approx([0.01, 0.02, 0], abs=1e-6)
 
     @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.001, 1.001])
     def test_what_is_no_image_is_not_allowed(self, norm, wrong):
@@ -290,24 +242,43 @@ class TestAutoAttack:
         assert [AutoAttackPart("apgd-t", classes).possible for classes in (2, 3, 4)] == [False, False, True]
         assert all(AutoAttackPart(part, 2).possible for part in PARTS if part != "apgd-t")
 
-    def test_what_it_says_goes_with_the_result(self, capfd):
-        part, x = AutoAttackPart("apgd-ce", 5), border_images()
-        module = nn.Sequential(smooth(), nn.Softmax(-1))
-        for _ in range(2):
-            broken_by(part, module, x, module(x).argmax(1), Threat.linf(8))
-        (word,) = part.notes
-        assert "the output is a probability distribution" in word
+    @pytest.mark.parametrize("part", ["apgd-ce", "square"])
+    def test_warns_once_of_what_misleads_it(self, part, capfd):
+        class Moody(nn.Module):
+            def forward(self, x):
+                return smooth()(x + 0.1 * torch.rand(()))
+
+        class Blind(nn.Module):
+            def forward(self, x):
+                return smooth()(x.round().detach())
+
+        networks = {
+            "call to call": Moody(),
+            "probabilities": nn.Sequential(smooth(), nn.Softmax(-1)),
+            "gradient": Blind(),
+            None: smooth(),
+        }
+        x = border_images()
+        for word, network in networks.items():
+            attack = AutoAttackPart(part, CLASSES, queries=5)
+            with torch.random.fork_rng():
+                for _ in range(2):
+                    broken_by(attack, network, x, smooth()(x).argmax(1), Threat.linf(1))
+            assert len(attack.notes) == (word is not None)
+            assert all(word in note for note in attack.notes)
         assert capfd.readouterr() == ("", "")
 
-    def test_leaves_a_debugger_its_trace(self):
-        module, x = smooth(), border_images()
-        before, own = sys.gettrace(), lambda *arguments: None
-        try:
-            sys.settrace(own)
-            broken_by(AutoAttackPart("apgd-ce", 5), module, x, module(x).argmax(1), Threat.linf(8))
-            assert sys.gettrace() is own
-        finally:
-            sys.settrace(before)
+    def test_attacks_one_class_after_the_other_until_an_image_is_broken(self):
+        x, y, seen = torch.rand(4, 1, 2, 2, generator=source()), torch.zeros(4).long(), []
+
+        def attack(x, y, goal):
+            seen.append(goal.tolist())
+            return x + goal[:, None, None, None], goal == 3
+
+        goals = torch.tensor([[1, 3, 2], [3, 1, 2], [1, 2, 3], [1, 2, 4]])
+        moved = towards_each(attack, x, y, goals)
+        assert seen == [[1, 3, 1, 1], [3, 2, 2], [3, 4]]
+        torch.testing.assert_close((moved - x)[:, 0, 0, 0], torch.tensor([3.0, 3.0, 3.0, 4.0]))
 
 
 # --- foolbox, which JEM and the paper used ---------------------------------------------------------

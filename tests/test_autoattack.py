@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import pyautoattack
 import pytest
 import torch
 
@@ -138,3 +139,53 @@ def test_from_the_command_line(run, tmp_path, capsys):
     assert kept["conditions"]["images"].startswith("2 of ")
     printed = capsys.readouterr().out
     assert printed.index("square") < printed.index("  autoattack ") < printed.index("95% interval")
+
+
+# --- the authors' code ----------------------------------------------------------------------------
+
+
+def reference(part: str, target: Target, x, y, threat: Threat, targets: int) -> torch.Tensor:
+    """(N,): which images the authors' code breaks."""
+    norm = {"linf": "Linf", "l2": "L2"}[threat.norm]
+    attack = pyautoattack.AutoAttack(target, norm=norm, eps=threat.eps, seed=0)
+    attack.attacks_to_run = [part]
+    attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = targets
+    attack.square.n_queries = 200
+    with torch.random.fork_rng():
+        moved, _ = attack.run_standard_evaluation(x, y, batch_size=len(x))
+    return ~target.names(threat.project(moved, x), y)
+
+
+def differences(part: str, digits, threat: Threat, images: int, targets: int) -> tuple[int, int, int]:
+    """Images that the model names right, those that our attack breaks, those on which the two differ."""
+    model, data = digits
+    target = Target(model.calibrated())
+    x, y = data.test.images[:images] / 255, data.test.labels[:images]
+    with target.exposed():
+        right = target.names(x, y)
+        x, y = x[right], y[right]
+        attack = AutoAttackPart(part, targets + 1, queries=200)
+        moved = attack.attempt(target, x, y, threat, 0, torch.Generator().manual_seed(0))
+        broken = ~target.names(moved, y)
+        theirs = reference(part, target, x, y, threat, targets)
+    return len(x), int(broken.sum()), int((broken != theirs).sum())
+
+
+HALF = [Threat("linf", 0.06), Threat("l2", 0.35)]  # at which about half of the images break
+
+
+@pytest.mark.parametrize("threat", HALF, ids=lambda threat: threat.norm)
+@pytest.mark.parametrize("part", ["apgd-ce", "apgd-t", "fab-t"])
+def test_breaks_the_images_that_the_authors_code_breaks(digits, part, threat):
+    count, broken, differ = differences(part, digits, threat, 40, 3)
+    assert 0.25 * count < broken < 0.85 * count
+    assert differ <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threat", HALF, ids=lambda threat: threat.norm)
+@pytest.mark.parametrize("part", PARTS)
+def test_breaks_the_images_that_the_authors_code_breaks_with_all_targets(digits, part, threat):
+    count, broken, differ = differences(part, digits, threat, 120, 9)
+    assert 0.25 * count < broken < 0.85 * count
+    assert differ <= (0.15 * count if part == "square" else 1)

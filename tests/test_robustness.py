@@ -1,6 +1,5 @@
 import json
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -325,14 +324,6 @@ class TestAnyModel:
 
 
 class TestRefusals:
-    def test_autoattack_is_missing(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "pyautoattack", None)
-        with pytest.raises(
-            InputError, match="AutoAttack is not installed; pip install pyautoattack"
-        ) as caught:
-            evaluate(make_model(), tiny_data(), CFG)
-        assert "\n" not in str(caught.value)
-
     def test_a_surrogate_of_other_classes(self, run):
         cfg = EvaluateConfig(surrogate=str(run))
         with pytest.raises(InputError, match="the surrogate must be a model of the same images") as caught:

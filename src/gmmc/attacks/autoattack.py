@@ -1,38 +1,38 @@
-"""The four parts of AutoAttack (Croce & Hein 2020), by its authors' code, each by itself."""
+"""The four parts of AutoAttack (Croce & Hein 2020), each by itself, in L∞ and L2."""
 
-import logging
-import random
-import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from gmmc.attacks.target import Target
+from gmmc.attacks.apgd import apgd, cross_entropy, targeted_dlr
+from gmmc.attacks.fab import fab
+from gmmc.attacks.gradient import differentiate
+from gmmc.attacks.square import square
+from gmmc.attacks.target import Target, margin
 from gmmc.attacks.threats import Threat
-from gmmc.errors import InputError
 
 Part = Literal["apgd-ce", "apgd-t", "fab-t", "square"]
 PARTS: tuple[Part, ...] = ("apgd-ce", "apgd-t", "fab-t", "square")
 BLACK_BOX = "square"
 TARGETS = 9  # classes, those with the largest logits; AutoAttack's standard
-QUERIES = 5000  # likewise
-NORMS: dict[str, Literal["Linf", "L2"]] = {"linf": "Linf", "l2": "L2"}
+QUERIES = 5000  # AutoAttack's standard
+SAME = 1e-4  # relative difference of logits up to which two calls agree; AutoAttack's standard
+
+# (images, labels, goals) → (images as attacked, whether each is misclassified within the threat)
+TargetedAttack = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class AutoAttackPart:
-    """With the standard settings, but for Square's queries and where there are fewer classes."""
+    """One part with the standard settings, except for the number of queries and where classes are few."""
 
     part: Part
     classes: int
     queries: int = QUERIES
-    notes: dict[str, None] = field(default_factory=dict, compare=False)  # what AutoAttack says, each once
+    notes: dict[str, None] = field(default_factory=dict, compare=False)  # warnings, each once
     tries: int = 1
 
     @property
@@ -52,66 +52,52 @@ class AutoAttackPart:
     def attempt(
         self, target: Target, x: Tensor, y: Tensor, threat: Threat, number: int, source: torch.Generator
     ) -> Tensor:
-        library = imported()
-        seed = int(torch.randint(2**31 - 1, (), generator=source))
-        logits: Any = lambda points: attached(target(points), points)  # noqa: E731
-        with own_randomness(), self.listening():
-            attack = library.AutoAttack(
-                logits,
-                norm=NORMS[threat.norm],
-                eps=threat.eps,
-                seed=seed,
-                device=x.device,
-            )
-            attack.attacks_to_run = [self.part]
-            attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = self.targets
-            attack.square.n_queries = self.queries
-            moved, _ = attack.run_standard_evaluation(x, y, batch_size=len(x))
-        # The code allows itself a rounding of its own; ours is the smaller one.
-        return threat.project(moved, x)
+        self.notes.update(dict.fromkeys(warnings(target, x, y)))
+        return threat.project(self._attack(target, x, y, threat, source), x)
 
-    def note(self, record: logging.LogRecord) -> None:
-        """Without its pointer to other pages, and without counts: they differ from batch to batch."""
-        said = re.sub(r"\d+ points", "points", record.getMessage().split(" See ")[0])
-        self.notes[f"AutoAttack says: {said}"] = None
+    def _attack(
+        self, target: Target, x: Tensor, y: Tensor, threat: Threat, source: torch.Generator
+    ) -> Tensor:
+        def apgd_towards(x: Tensor, y: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+            return apgd(target, targeted_dlr(y, goal), x, y, threat, threat.random_edge(x, source))
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """What it has to say goes with the result, not to the terminal."""
-        logger = logging.getLogger("auto-attack")
-        handler = logging.Handler(logging.WARNING)
-        handler.emit = self.note
-        before, logger.propagate = logger.propagate, False
-        logger.addHandler(handler)
-        try:
-            yield
-        finally:
-            logger.removeHandler(handler)
-            logger.propagate = before
+        def fab_towards(x: Tensor, y: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
+            moved, distances = fab(target, x, y, goal, threat)
+            return moved, distances <= threat.eps
+
+        if self.part == "square":
+            return square(target, x, y, threat, self.queries, source)
+        if self.part == "apgd-ce":
+            return apgd(target, cross_entropy(y), x, y, threat, threat.random_edge(x, source))[0]
+        attack = apgd_towards if self.part == "apgd-t" else fab_towards
+        return towards_each(attack, x, y, self._goals(target, x, y))
+
+    @torch.no_grad()
+    def _goals(self, target: Target, x: Tensor, y: Tensor) -> Tensor:
+        """(N, targets): the other classes, the one with the largest logit first."""
+        others = target(x).float().scatter(1, y[:, None], float("-inf"))
+        return others.topk(self.targets, dim=1).indices
 
 
-def attached(logits: Tensor, images: Tensor) -> Tensor:
-    """A network that does not look at its images has a gradient too, of zero."""
-    return logits.float() + 0 * images.flatten(1).sum(1, keepdim=True)
+def towards_each(attack: TargetedAttack, x: Tensor, y: Tensor, goals: Tensor) -> Tensor:
+    """Attack one goal after the other, each on the images that are not broken yet."""
+    moved, left = x.clone(), torch.arange(len(x), device=x.device)
+    for goal in goals.unbind(1):
+        if len(left) == 0:
+            break
+        moved[left], broken = attack(x[left], y[left], goal[left])
+        left = left[~broken]
+    return moved
 
 
-def imported():
-    try:
-        import pyautoattack
-    except ImportError:
-        raise InputError("AutoAttack is not installed; pip install pyautoattack==0.2.0") from None
-    return pyautoattack
-
-
-@contextmanager
-def own_randomness() -> Iterator[None]:
-    """AutoAttack seeds the global generators and ends tracing; afterwards all is as it was."""
-    trace = sys.gettrace()
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            sys.settrace(trace)
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
+def warnings(target: Target, x: Tensor, y: Tensor) -> Iterator[str]:
+    """Signs that AutoAttack misjudges a network; without counts, which differ from batch to batch."""
+    with torch.no_grad():
+        logits, again = (target(x).float() for _ in range(2))
+    if (logits - again).norm(dim=1).gt(SAME * logits.norm(dim=1)).any():
+        yield "the network's logits differ from call to call; standard AutoAttack expects them not to"
+    if (logits >= -1e-5).all() and ((logits.sum(1) - 1).abs() < 1e-5).all():
+        yield "the network's outputs look like probabilities; AutoAttack expects logits"
+    _, _, gradient = differentiate(target, lambda logits: margin(logits, y), x)
+    if (gradient == 0).flatten(1).all(1).any():
+        yield "the margin has a gradient of exactly zero at some images; gradient-based attacks may miss them"

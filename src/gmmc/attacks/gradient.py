@@ -76,9 +76,22 @@ def cross_entropy_gradient(target: Target, x: Tensor, y: Tensor) -> Tensor:
 
 def gradient_of(loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     point = x.detach().clone().requires_grad_(True)
-    value = loss(point)
+    return _gradient(loss(point), point)
+
+
+def differentiate(
+    target: Target, loss: Callable[[Tensor], Tensor], x: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits (N, K), their losses (N,), both in float32, and the gradient of each loss at its image."""
+    point = x.detach().clone().requires_grad_(True)
+    logits = target(point).float()
+    losses = loss(logits)
+    return logits.detach(), losses.detach(), _gradient(losses.sum(), point)
+
+
+def _gradient(value: Tensor, point: Tensor) -> Tensor:
     if not value.requires_grad:
-        return torch.zeros_like(x)  # a network that does not look at its images
+        return torch.zeros_like(point)  # a network that does not look at its images
     (gradient,) = torch.autograd.grad(value, point, materialize_grads=True)
     return gradient.nan_to_num(0.0, 0.0, 0.0)  # an overflow points nowhere
 

@@ -27,8 +27,12 @@ class Threat:
 
     def distance(self, moved: Tensor, images: Tensor) -> Tensor:
         """(N,) in the norm of this threat."""
-        difference = (moved - images).double().flatten(1)
-        return difference.abs().amax(1) if self.norm == "linf" else difference.norm(dim=1)
+        return self.length(moved - images)
+
+    def length(self, difference: Tensor) -> Tensor:
+        """(N,) in the norm of this threat, float64."""
+        flat = difference.double().flatten(1)
+        return flat.abs().amax(1) if self.norm == "linf" else flat.norm(dim=1)
 
     def allows(self, moved: Tensor, images: Tensor) -> Tensor:
         """(N,): whether each is an image, and no further away than ε."""
@@ -45,11 +49,14 @@ class Threat:
             inside = difference * (self.eps / norms.clamp(min=self.eps))
         return (images + inside).clamp(0, 1)
 
-    def ascend(self, x: Tensor, gradient: Tensor, size: float) -> Tensor:
-        """The steepest step of this size. A gradient of zero gives none: nothing is made up."""
+    def ascend(self, x: Tensor, gradient: Tensor, size: float | Tensor) -> Tensor:
+        """The steepest step of this size, one for all or (N, 1, 1, 1).
+
+        A gradient of zero gives none: nothing is made up.
+        """
         if self.norm == "linf":
             return x + size * gradient.sign()
-        largest = gradient.flatten(1).abs().amax(1)[:, None, None, None]
+        largest = per_image(gradient.flatten(1).abs().amax(1))
         scaled = gradient / largest.where(largest > 0, 1)  # squares of tiny gradients would underflow
         return x + size * scaled / _norms(scaled).clamp(min=1e-12)
 
@@ -63,6 +70,20 @@ class Threat:
         radius = radius ** (1 / images[0].numel())
         return (images + self.eps * radius * direction / _norms(direction)).clamp(0, 1)
 
+    def random_edge(self, images: Tensor, source: torch.Generator) -> Tensor:
+        """A random direction at length ε, clipped to [0, 1]."""
+        if self.norm == "linf":
+            noise = torch.rand(images.shape, generator=source) * 2 - 1
+        else:
+            noise = torch.randn(images.shape, generator=source)
+        noise = noise.to(images)
+        return (images + self.eps * noise / per_image(self.length(noise)).to(images)).clamp(0, 1)
+
+
+def per_image(values: Tensor) -> Tensor:
+    """(N,) as (N, 1, 1, 1), to be combined with images."""
+    return values[:, None, None, None]
+
 
 def _norms(x: Tensor) -> Tensor:
-    return x.flatten(1).norm(dim=1)[:, None, None, None]
+    return per_image(x.flatten(1).norm(dim=1))

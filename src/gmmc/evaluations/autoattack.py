@@ -5,7 +5,7 @@ The attack that others quote. `robustness` has more attacks, and in its preset `
 
 from torch import nn
 
-from gmmc.attacks.autoattack import PARTS, QUERIES, imported
+from gmmc.attacks.autoattack import PARTS, QUERIES
 from gmmc.attacks.campaign import Campaign
 from gmmc.attacks.protocol import AutoAttack
 from gmmc.attacks.target import Target
@@ -29,7 +29,6 @@ THREATS = Threat.linf(4), Threat.linf(8)
 
 
 def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFolder | None = None) -> Result:
-    imported()  # a missing package is an error before the work
     attacked = choose_images(data.test, cfg.attacked or IMAGES, cfg.seed)
     target = Target(model)
     store = open_store("autoattack", folder, target, attacked, THREATS, QUERIES, cfg.seed)

@@ -14,7 +14,6 @@ from PIL.Image import Image
 from torch import Tensor, nn
 
 from gmmc import runs
-from gmmc.attacks.autoattack import imported
 from gmmc.attacks.campaign import Campaign
 from gmmc.attacks.gradient import cross_entropy_gradient
 from gmmc.attacks.protocol import PRESETS, Broken, Protocol, union
@@ -44,7 +43,6 @@ Moved = dict[str, tuple[Tensor, Tensor]]  # attack → (images as it moved them,
 
 def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFolder | None = None) -> Result:
     preset = PRESETS[cfg.attacks]
-    imported()  # what is missing is told before the work
     surrogate = load_surrogate(cfg.surrogate, model, data)
     attacked = choose_images(data.test, cfg.attacked or preset.images, cfg.seed)
     target = Target(model)
