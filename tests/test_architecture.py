@@ -14,7 +14,7 @@ LAYERS = [
     {"atomic", "errors", "limits", "precision", "provenance", "randomness", "ranks"},
     {"text"},
     {"inputs", "naming", "printing", "progress"},
-    {"packing"},
+    {"opening", "packing"},
     {"core", "config", "pixels", "records"},
     {"backbones", "data", "heads", "placement", "pretrained", "sampling", "schedule", "pictures"},
     {"kernels", "options"},

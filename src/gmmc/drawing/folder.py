@@ -12,11 +12,11 @@ from torch import Tensor
 
 from gmmc import pictures
 from gmmc.atomic import write_atomic
-from gmmc.data.decode import pillow_rules
 from gmmc.data.files import read_image
 from gmmc.drawing.parts import OnProgress, fingerprint, held, silent
 from gmmc.inputs import open_regular, parse_json
 from gmmc.models import Classifier
+from gmmc.opening import pillow_rules
 from gmmc.pixels import as_unit
 
 IN_GRID = 100  # images
