@@ -16,7 +16,7 @@ LAYERS = [
     {"atomic", "errors", "limits", "precision", "provenance", "randomness", "ranks"},
     {"text"},
     {"inputs", "naming", "printing", "progress"},
-    {"packing", "places"},
+    {"opening", "packing", "places"},
     {"core", "config", "pixels", "records"},
     {"backbones", "data", "heads", "placement", "pretrained", "sampling", "schedule", "pictures"},
     {"kernels", "options"},

@@ -9,9 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from gmmc.data.decode import decode, pillow_rules
+from gmmc.data.decode import decode
 from gmmc.data.files import read_image
 from gmmc.errors import InputError
+from gmmc.opening import pillow_rules
 
 GREY = np.arange(0, 240, 4, dtype=np.uint8).reshape(6, 10)
 COLOUR = np.stack([GREY, GREY[::-1], 255 - GREY], axis=-1)

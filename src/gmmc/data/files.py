@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gmmc.data.decode import decode, pillow_rules
+from gmmc.data.decode import decode
 from gmmc.data.layout import shown
 from gmmc.errors import InputError
+from gmmc.opening import pillow_rules
 from gmmc.pixels import Shape
 
 

@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from gmmc.data.decode import Conversion, decode, fit, pillow_rules
+from gmmc.data.decode import Conversion, decode, fit
 from gmmc.data.speaking import progress
 from gmmc.errors import InputError
 from gmmc.limits import MEMORY_SHARE, PIXELS_AT_ONCE
+from gmmc.opening import pillow_rules
 from gmmc.pixels import Shape
 
 BATCH = 128  # images in memory at once; fewer if they are large

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from gmmc import pictures
 from gmmc.atomic import naming, write_atomic
-from gmmc.data.decode import pillow_rules
 from gmmc.data.files import read_image
 from gmmc.drawing.parts import OnProgress, fingerprint, held, silent
 from gmmc.inputs import open_regular, parse_json
 from gmmc.limits import PICTURE_PIXELS
 from gmmc.models import Classifier
+from gmmc.opening import pillow_rules
 from gmmc.pixels import as_unit
 from gmmc.places import PNG_MARK, check_replaceable, has_mark
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gmmc.data.decode import opened, pillow_rules
 from gmmc.inputs import read_bytes
 from gmmc.limits import ENCODED_BYTES
+from gmmc.opening import opened, pillow_rules
 from gmmc.report.parts import Panel, having
 from gmmc.report.reading import Run
 from gmmc.text import printable
