@@ -11,7 +11,7 @@ import typer
 
 from gmmc import __version__, pretrained, printing, records
 from gmmc.errors import Diverged, InputError, Interrupted, is_lost_process, is_out_of_memory
-from gmmc.limits import MESSAGE, LONG_SHOWN
+from gmmc.limits import LONG_SHOWN, MESSAGE
 from gmmc.options import (
     OR_SHIPPED,
     Attacked,
