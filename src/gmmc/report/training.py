@@ -116,7 +116,7 @@ def curve_panel(
 
 
 def over_run(run: Run, key: str, colour: str, stroke: Stroke) -> Curve:
-    """The values of a key; the line breaks where training went back, and what no axis can show is left out."""
+    """The values of a key; it breaks where training went back, and leaves out what no axis can show."""
     steps: list[int] = []
     values: list[float | None] = []
     for line in run.metrics:
