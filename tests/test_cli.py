@@ -196,6 +196,24 @@ def test_a_bound_of_few_images_is_said_to_be_rough(tmp_path, capsys):
     assert "rests on 12 validation images" in err
 
 
+def test_metrics_that_tell_no_seconds(run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
+    for command in (["evaluate", tmp_path / "run", "accuracy"], ["report", tmp_path / "run"]):
+        status, _, err = gmmc(*command, capsys=capsys)
+        assert status == 0, err
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": Infinity}\n')
+    status, _, err = gmmc("evaluate", tmp_path / "run", "accuracy", capsys=capsys)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "step must be" in err
+
+
+def test_hardly_any_image_is_accepted(run, pictures, capsys):
+    status, out, _ = gmmc("predict", run, pictures / "good.png", "--tpr", "1e-17", capsys=capsys)
+    assert status == 0
+    assert "good.png" in out
+
+
 def test_photos_are_resized_as_the_training_images_were_unless_that_is_refused(tmp_path, capsys):
     train(tiny_config(data={"size": 8}), tmp_path / "run", tiny_data())
     Image.new("L", (20, 30)).save(tmp_path / "photo.png")
@@ -249,6 +267,12 @@ def pictures(tmp_path):
         (["evaluate", "{run}", "accuracy", "--ood", "noise"], "--ood is for `gmmc evaluate RUN ood`"),
         (["report", "nowhere"], "nowhere"),
         (["predict", "{run}", "{dir}/good.png", "--tpr", "2"], "tpr must lie between 0 and 1, got 2"),
+        *(
+            (["predict", "{run}", "{dir}/good.png", "--tpr", tpr], "tpr must lie between 0 and 1, got")
+            for tpr in ("0", "1", "-0.5", "nan", "inf")
+        ),
+        *((["calibrate", "{run}", "--tpr", tpr], "tpr must be") for tpr in ("0", "1", "-0.5", "nan", "inf")),
+        (["train", "digits", "train.seed=" + "[" * 2000], "train.seed must be a whole number"),
         (["predict", "{run}", "{dir}/good.png", "--score", "beauty"], "score must be one of log_density"),
         (["train", "nowhere.toml"], "no recipe file 'nowhere.toml'"),
         (["train", "digits", "--out", "{dir}/text.png/run"], "cannot write to --out"),

@@ -85,6 +85,22 @@ def test_overrides_reach_every_kind_of_value():
         ("sampler.name=hmc", "sampler.name must be one of staged, noise_injected, sgld, sgld_jem, got 'hmc'"),
         ("data.valid=1", "data.valid must be at most 0.9, got 1"),
         ("data.name=3", "data.name must be a string, got 3"),
+        ("train.batch_size=1" + "0" * 400, "train.batch_size must be at most 1e\\+06, got 1000"),
+        ("train.batch_size=0x" + "f" * 5000, "train.batch_size must be at most .* 20000 bits"),
+        ("train.ramp=1" + "0" * 400, "train.ramp must be at most .*, got 1000"),
+        ("train.seed=" + "[" * 2000, r"train.seed must be a whole number, got '\[\["),
+        ("train.seed=" + "[" * 100_000, r"train.seed must be a whole number, got '\[\["),
+        ("train.seed=" + "[" * 20 + "]" * 20, r"train.seed must be a whole number, got \[\["),
+        ("train.seed=" + ".".join("a" * 100_000), "train.seed must be a whole number, got 'a.a"),
+        ("train.seed='" + "x" * 100_000 + "'", "train.seed must be a whole number, got 'xxx"),
+        ("sampler.name=" + "x" * 100_000, "sampler.name must be one of .*, got 'xxx"),
+        ("generative.decay_epochs=" + "x" * 100_000, "generative.decay_epochs must be a list, got 'xxx"),
+        ("x" * 100_000, "section.key=value, got 'xxx"),
+        ("x" * 100_000 + "=1", "section.key=value, got the key 'xxx"),
+        ("x" * 100_000 + ".y=1", r"unknown section \[xxx"),
+        ("train." + "x" * 100_000 + "=1", "unknown key 'xxx"),
+        ("train.\x1b[2J=1", r"unknown key '\\x1b\[2J'"),
+        ("\x1b[2J.a=1", r"unknown section \[\\x1b\[2J\]"),
         ("beta=1", "an override must look like section.key=value, got the key 'beta'"),
         ("train.beta", "an override must look like section.key=value"),
         ("buffer.size=10", "buffer.size must be at least the chains of an update, 64, got buffer.size=10"),
@@ -94,7 +110,8 @@ def test_overrides_reach_every_kind_of_value():
 def test_bad_values_are_refused_in_one_line(override, message):
     with pytest.raises(InputError, match=message) as caught:
         config.load("digits", [override])
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
 
 
 def test_a_run_that_never_samples_asks_nothing_of_the_buffer():
@@ -124,6 +141,18 @@ def test_bad_files(tmp_path):
     bad.write_text("train = 3\n[generative]\nepochs = 1\n")
     with pytest.raises(InputError, match=r"\[train\] must be a table, got 3"):
         config.load(bad, ["train.beta=1"])
+    for depth in (2000, 100_000):
+        bad.write_text("a = " + "[" * depth + "]" * depth)
+        with pytest.raises(InputError, match="not valid TOML"):
+            config.load(bad)
+    bad.write_text("train = [" + "1, " * 100_000 + "]")
+    with pytest.raises(InputError, match=r"\[train\] must be a table, got \[1, ") as caught:
+        config.load(bad)
+    assert len(str(caught.value)) < 500
+    bad.unlink()
+    bad.mkdir()
+    with pytest.raises(InputError, match="regular file"):
+        config.read_toml(bad)
 
 
 def test_differences_name_the_keys_and_both_values():
@@ -133,6 +162,8 @@ def test_differences_name_the_keys_and_both_values():
         'model.backbone: "small_cnn", now "wrn-10-1"',
         "train.beta: 0.75, now 0.25",
     ]
+    long = config.load("digits", ["data.name=" + "x" * 100_000])
+    assert all(len(line) < 300 for line in config.differences(old, long))
 
 
 def test_what_is_written_is_plain_toml():

@@ -160,7 +160,10 @@ def test_a_folder_of_an_older_version_is_read_without_its_threshold(copied, digi
     )
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "bert"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"model_type": "bert"}', "[" * 2000 + "]" * 2000, '{"gmmc": ' * 2000 + "1" + "}" * 2000],
+)
 def test_a_foreign_description_is_refused(copied, text):
     (copied / "config.json").write_text(text)
     with pytest.raises(InputError, match=r"config\.json must be a JSON object with the key 'gmmc'"):

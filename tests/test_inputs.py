@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gmmc.errors import InputError
 from gmmc.inputs import open_regular, parse_json, parse_toml, read_bytes
-from gmmc.limits import SHOWN
+from gmmc.limits import NESTING, SHOWN, TOML_CHARACTERS, WHOLE_NUMBER
 from gmmc.text import printable, shortened
 
 UNSAFE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -43,6 +43,52 @@ def test_documents_fail_in_one_line(parse, start):
         line = str(caught.value)
         assert len(line) < 300
         assert printable(line) == line
+
+
+@pytest.mark.parametrize(("parse", "start"), [(parse_json, ""), (parse_toml, "a = ")])
+def test_nesting_is_bounded(parse, start):
+    parse(start + "[" * (NESTING - 1) + "]" * (NESTING - 1), "notes")
+    for depth in (NESTING + 2, 900, 2000):
+        with pytest.raises(InputError, match="nested"):
+            parse(start + "[" * depth + "]" * depth, "notes")
+
+
+@pytest.mark.parametrize("part", ["a", '"a, b"', "'a b'", '"\\""', "ä-_9"])
+@pytest.mark.parametrize("form", ["{} = 1", "[{}]", "a = {{ {} = 1 }}"])
+def test_a_key_of_many_parts_is_refused_before_it_takes_all_memory(part, form):
+    with pytest.raises(InputError, match=r"limits\.NESTING"):
+        parse_toml(form.format(" . ".join([part] * 100_000)), "notes")
+
+
+def test_dots_that_are_no_keys():
+    text = "floats = [" + "1.5," * 100 + "]\nwords = '" + "One sentence. " * 100 + "." * 100 + "'\na.b.c = 1"
+    assert len(parse_toml(text, "notes")["floats"]) == 100
+
+
+def test_the_search_for_long_keys_takes_linear_time():
+    """It would take minutes if it took quadratic time."""
+    for text in ("a" * 300_000, '"' * 300_000, '"\\' * 150_000, "'a" * 150_000):
+        with pytest.raises(InputError):
+            parse_toml(text, "notes")
+
+
+def test_a_large_toml_document_is_refused():
+    with pytest.raises(InputError, match=r"limits\.TOML_CHARACTERS"):
+        parse_toml("#" * (TOML_CHARACTERS + 1), "notes")
+
+
+def test_whole_numbers_in_json_fit_64_bits():
+    assert parse_json(f"[{WHOLE_NUMBER}, -{WHOLE_NUMBER}]", "notes") == [WHOLE_NUMBER, -WHOLE_NUMBER]
+    for number in (WHOLE_NUMBER + 1, -(10**400)):
+        with pytest.raises(InputError, match=r"limits\.WHOLE_NUMBER"):
+            parse_json(f"[{number}]", "notes")
+
+
+def test_half_characters_are_refused():
+    assert parse_json(r'"\ud83d\ude00"', "notes") == "😀"
+    for content in (r'{"\ud83d": 1}', rb'["\ud83d"]', b'"\xed\xa0\xbd"'):
+        with pytest.raises(InputError, match="notes"):
+            parse_json(content, "notes")
 
 
 @given(st.text())

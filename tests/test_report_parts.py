@@ -1,6 +1,8 @@
 """The report on runs that are young, old, damaged or odd; and its smaller parts."""
 
+import contextlib
 import io
+import json
 import math
 import re
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from PIL import Image
 
 from gmmc import report
+from gmmc.comparison import compare
 from gmmc.errors import InputError
 from gmmc.report import figures, pictures, write_report
 from gmmc.report.conditions import described, flat
@@ -18,6 +21,7 @@ from gmmc.report.reading import read_runs
 from report_runs import (
     accuracy_entry,
     being_trained,
+    calibration_entry,
     make_run,
     page_of,
     samples_entry,
@@ -147,14 +151,69 @@ def spoil(run: Path, file: str, content: str) -> Path:
             "cannot be shown",
         ),
         ("metrics.jsonl", "nonsense\n", "metrics.jsonl is damaged in line 1"),
+        ("metrics.jsonl", "[1]\n", "metrics.jsonl is damaged in line 1"),
+        ("metrics.jsonl", "{}\n", "metrics.jsonl is damaged in line 1: .*step"),
+        ("metrics.jsonl", '{"step": Infinity}\n', "line 1: step must be .*, got inf"),
+        ("metrics.jsonl", '{"step": NaN}\n', "line 1: step must be .*, got nan"),
+        ("metrics.jsonl", '{"step": "1"}\n', "line 1: step must be .*, got '1'"),
+        ("metrics.jsonl", '{"step": true}\n', "line 1: step must be .*, got True"),
+        ("metrics.jsonl", '{"step": 1.5}\n', "line 1: step must be .*, got 1.5"),
+        ("metrics.jsonl", '{"step": 1e400}\n', "line 1: step must be .*, got inf"),
+        ("metrics.jsonl", '{"step": -1}\n', "line 1: step must be .*, got -1"),
+        ("metrics.jsonl", '{"step": 1' + "0" * 400 + "}\n", "damaged in line 1"),
+        ("metrics.jsonl", '{"step": 1}\n{"step": 2, "to": "x"}\n', "line 2: to must be .*, got 'x'"),
+        ("metrics.jsonl", '{"step": 1, "rollbacks": []}\n', r"line 1: rollbacks must be .*, got \[\]"),
+        ("metrics.jsonl", '{"step": 1, "seconds": "x"}\n', "line 1: seconds must be .*, got 'x'"),
+        ("metrics.jsonl", '{"step": 1, "seconds": NaN}\n', "line 1: seconds must be .*, got nan"),
+        ("metrics.jsonl", '{"step": ' + "[" * 2000 + "\n", "metrics.jsonl is damaged in line 1"),
+        ("results.json", "[" * 2000 + "]" * 2000, "results.json is damaged"),
+        ("results.json", '{"a": ' * 40 + "1" + "}" * 40, "results.json is damaged"),
+        ("results.json", '{"accuracy": {"values": {"top1": 1' + "0" * 400 + "}}}", "results.json is damaged"),
+        ("results.json", r'{"accuracy": {"flags": ["\ud83d"]}}', "results.json is damaged"),
+        ("results.json", '{"' + "x" * 100_000 + '": 3}', "damaged in entry 'xxx"),
+        ("card.toml", "title = " + "[" * 2000 + "]" * 2000, "card.toml is not valid TOML"),
+        ("card.toml", "title = [" + "1, " * 100_000 + "]", r"title in .*, got \[1, "),
+        ("config.toml", "a = " + "[" * 2000 + "]" * 2000, "config.toml is not valid TOML"),
+        ("config.toml", "data = [" + "1, " * 100_000 + "]", r"\[data\] must be a table, got \[1, "),
     ],
 )
 def test_damaged_files_are_named_in_one_line(file, content, message, tmp_path):
     run = spoil(make_run(tmp_path / "run"), file, content)
     with pytest.raises(InputError, match=message) as caught:
         write_report([run])
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
     assert not (run / "report.html").exists()
+
+
+@pytest.mark.parametrize("value", ['"x"', "NaN", "-Infinity", "1e400", "[]", "{}", "null", "true", "1e308"])
+def test_values_of_metrics_that_are_no_numbers_are_left_out(value, tmp_path):
+    lines = [line | {"odd": 0} for line in training_lines(100)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    for key in ("real_energy", "accuracy", "force_ratio", "lr", "epoch"):
+        text = re.sub(rf'("{key}"): [^,]*', rf"\1: {value}", text, count=1)
+    run = spoil(make_run(tmp_path / "run", {}), "metrics.jsonl", text)
+    assert "update 100" in page_of(run, out=tmp_path / "page.html").words
+
+
+@pytest.mark.parametrize("value", ['"x"', "NaN", "Infinity", str(2**63 - 1), "[]", "{}", "null", "true"])
+@pytest.mark.parametrize("part", ["values", "intervals", "conditions", "curves"])
+def test_results_of_the_wrong_type_are_shown_or_named(value, part, tmp_path):
+    results = json.dumps({"accuracy": accuracy_entry(), "calibration": calibration_entry()})
+    tree = json.loads(results)
+    for entry in tree.values():
+        entry[part] = dict.fromkeys(entry[part], "REPLACED")
+    run = spoil(make_run(tmp_path / "run"), "results.json", json.dumps(tree).replace('"REPLACED"', value))
+    for show in (lambda: write_report([run]), lambda: compare([run], tmp_path / "compared")):
+        with contextlib.suppress(InputError):
+            show()
+
+
+@pytest.mark.parametrize("force", ['"x"', "[1]", "inf", "{a = 1}", "2020-02-02"])
+def test_a_recipe_of_the_wrong_type(force, tmp_path):
+    run = make_run(tmp_path / "run", {}, training_lines(100))
+    (run / "config.toml").write_text(f"[guard]\non = true\nforce = {force}\n")
+    assert "update 100" in page_of(run, out=tmp_path / "page.html").words
 
 
 def test_what_is_no_run_folder_is_refused(tmp_path):

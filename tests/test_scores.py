@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -291,6 +292,16 @@ class TestReference:
             self.reference().threshold("beauty", 0.9)
         with pytest.raises(InputError, match="tpr must lie between 0 and 1, got 1"):
             self.reference().threshold("log_density", 1.0)
+
+    @pytest.mark.parametrize("tpr", [0, 1, -0.5, math.nan, math.inf, -math.inf, 10**400, "0.5", None, 1j])
+    def test_a_share_that_is_none(self, tpr):
+        with pytest.raises(InputError, match="tpr must lie between 0 and 1, got"):
+            self.reference().threshold("log_density", tpr)
+
+    @pytest.mark.parametrize("tpr", [1e-17, 5e-324, np.float32(1e-9)])
+    def test_a_share_of_nearly_nothing_is_the_highest_score(self, tpr):
+        reference = self.reference()
+        assert reference.threshold("log_density", tpr) == reference.scores["log_density"][-1].item()
 
     def test_nothing_to_go_by(self):
         for scores in (self.scores[:0], torch.tensor([0.0, math.nan])):

@@ -1,6 +1,5 @@
 """How the training went, from metrics.jsonl; also while it still runs."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +27,7 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...], Scale], ...] = (
     ("β", (("beta", "weight of sampled energies"),), "linear"),
 )
 LOOKS: tuple[tuple[str, Stroke], ...] = ((ACCENT, "solid"), (WARM, "dashed"), (GOOD, "dotted"))
+BEYOND_AXES = 1e100  # matplotlib overflows where the margin of a logarithmic axis is no number
 
 
 def status(run: Run) -> str:
@@ -116,12 +116,12 @@ def curve_panel(
 
 
 def over_run(run: Run, key: str, colour: str, stroke: Stroke) -> Curve:
-    """The values of a key; the line breaks where training went back, and what was not finite is left out."""
+    """The values of a key; it breaks where training went back, and leaves out what no axis can show."""
     steps: list[int] = []
     values: list[float | None] = []
     for line in run.metrics:
         value = line.get(key)
-        if isinstance(value, (int, float)) and math.isfinite(value):
+        if isinstance(value, (int, float)) and abs(value) < BEYOND_AXES:  # which is false of NaN
             steps.append(int(line["step"]))
             values.append(float(value))
         if "event" in line:
