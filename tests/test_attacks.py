@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from attacked import CLASSES, LINEAR_GAP, NORMS, border_images, five_classes, smooth, source, two_classes
 from conftest import make_model
+from gmmc.attacks import autoattack
 from gmmc.attacks import gradient as gradients
 from gmmc.attacks.autoattack import PARTS, AutoAttackPart, towards_each
 from gmmc.attacks.carlini_wagner import CarliniWagner
@@ -113,6 +114,23 @@ def test_threats_are_named_as_the_literature_counts():
     names = [Threat.linf(pixels).name for pixels in (1, 2, 4, 8, 16, 32, 64)]
     assert names == ["linf_1", "linf_2", "linf_4", "linf_8", "linf_16", "linf_32", "linf_64"]
     assert [Threat("l2", eps).name for eps in (0.25, 0.5, 1.0)] == ["l2_0.25", "l2_0.5", "l2_1"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("part", PARTS)
+def test_autoattack_moves_images_alike_on_a_gpu(part, norm):
+    module, x = smooth(), border_images()
+    threat, y = Threat(norm, {"linf": 0.03, "l2": 0.2}[norm]), module(x).argmax(1)
+    margins = []
+    for device in ("cpu", "cuda"):
+        target = Target(module.to(device))
+        with target.exposed():
+            given = target, x.to(device), y.to(device), threat, 0, source()
+            moved = AutoAttackPart(part, CLASSES, queries=60).attempt(*given)
+            assert threat.allows(moved, x.to(device)).all()
+            margins.append(margin(target(moved), y.to(device)).detach().cpu())
+    torch.testing.assert_close(margins[0] > 0, margins[1] > 0)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -267,6 +285,21 @@ class TestAutoAttack:
             assert len(attack.notes) == (word is not None)
             assert all(word in note for note in attack.notes)
         assert capfd.readouterr() == ("", "")
+
+    def test_aims_at_the_other_classes_with_the_largest_logits_first(self, monkeypatch):
+        aims = []
+
+        def towards_each(attack, x, y, goals):
+            aims.append(goals)
+            return x
+
+        monkeypatch.setattr(autoattack, "towards_each", towards_each)
+        module, x = smooth(12), border_images()
+        order = module(x).argsort(1, descending=True)
+        for part in ("apgd-t", "fab-t"):
+            AutoAttackPart(part, 12).attempt(Target(module), x, order[:, 0], Threat.linf(8), 0, source())
+        assert torch.equal(aims[0], order[:, 1:10])
+        assert torch.equal(aims[1], aims[0])
 
     def test_attacks_one_class_after_the_other_until_an_image_is_broken(self):
         x, y, seen = torch.rand(4, 1, 2, 2, generator=source()), torch.zeros(4).long(), []
