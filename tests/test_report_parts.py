@@ -235,9 +235,9 @@ def test_folders_of_the_output_are_made(tmp_path):
     ("out", "message"),
     [
         (".", "--out must be the name of a file, got the folder"),
-        ("file/page.html", "cannot write --out '.*page.html': File exists"),
-        ("file/deep/page.html", "cannot write --out '.*page.html': Not a directory"),
-        ("x" * 300, "cannot write --out '.*xxx': File name too long"),
+        ("file/page.html", r"--out .*file: Not a directory"),
+        ("file/deep/page.html", r"--out .*file/deep: Not a directory"),
+        ("x" * 300, r"--out .*xxx.*: File name too long"),
     ],
 )
 def test_an_impossible_output_is_refused_before_the_work(out, message, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 
 from gmmc.errors import InputError
 from gmmc.inputs import open_regular
-from gmmc.text import printable
+from gmmc.text import printable, shortened
 
 PNG_MARK = b"tEXtgmmc\0"  # a text chunk with the keyword gmmc
 PAGE_MARK = b'<meta name="generator" content="gmmc '
@@ -29,7 +29,11 @@ def check_writable(folder: Path, name: str) -> None:
 
 def check_replaceable(path: Path, name: str, is_ours: Callable[[Path], bool]) -> None:
     """Refuse a path where something is that gmmc did not write."""
-    if (path.exists() or path.is_symlink()) and not is_ours(path):
+    try:
+        is_there = path.exists() or path.is_symlink()
+    except OSError as error:
+        raise InputError(f"cannot write to {name} {shortened(str(path))}: {error.strerror}") from None
+    if is_there and not is_ours(path):
         rule = f"{name} must not replace what gmmc did not write"
         raise InputError(f"{rule}, got {printable(str(path))}; move that file, or name another place")
 

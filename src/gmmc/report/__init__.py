@@ -23,6 +23,7 @@ from gmmc.report.ood import SETS
 from gmmc.report.parts import NOT_OURS, Section
 from gmmc.report.reading import Run, read_runs
 from gmmc.report.training import status, training
+from gmmc.text import shortened
 
 __all__ = ["write_report"]
 
@@ -34,10 +35,10 @@ def write_report(runs: Sequence[str | Path], out: Path | None = None) -> Path:
     """
     read = read_runs(runs)
     path = Path(out) if out else pretrained.workplace(runs[0]) / REPORT
-    if path.is_dir():
-        raise InputError(f"--out must be the name of a file, got the folder {str(path)!r}")
     check_writable(path.parent, "--out")
-    check_replaceable(path, "--out", lambda page: has_mark(page, PAGE_MARK))
+    check_replaceable(path, "--out", lambda page: page.is_dir() or has_mark(page, PAGE_MARK))
+    if path.is_dir():
+        raise InputError(f"--out must be the name of a file, got the folder {shortened(str(path))}")
     write_atomic(path, render(read).encode())
     return path
 
