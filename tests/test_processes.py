@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -243,14 +243,17 @@ def test_nobody_outlives_the_process_that_was_started(tmp_path, recipe, number):
 
 
 def processes() -> str:
-    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    """Command lines, whole (-ww): cut at COLUMNS, they would name no folder."""
+    return subprocess.run(["ps", "-wweo", "args"], capture_output=True, text=True).stdout
 
 
 @contextmanager
 def leader_and_child(recipe, out):
-    """A training of two processes at the moment the second appears: (its Popen, id of the second)."""
+    """A training at the moment its second process appears: (Popen of the first, id of the second)."""
     command = gmmc("train", recipe, "generative.epochs=500", "train.devices=2", "--out", out)
-    leader = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ALONE)
+    with out.with_name("told").open("w") as told:  # a pipe would stay open as long as an orphan lives
+        leader = subprocess.Popen(command, stderr=told, env=ALONE)
+    children = []
     try:
         deadline = time.monotonic() + 120
         while not (children := children_of(leader.pid)):
@@ -259,16 +262,17 @@ def leader_and_child(recipe, out):
             time.sleep(0.005)
         yield leader, children[0]
     finally:
-        leader.kill()
-        leader.communicate()
+        for process in (leader.pid, *children):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        leader.wait(60)
 
 
 def children_of(parent: int) -> list[int]:
-    """Those that run Python: not the `git` that asks for a commit."""
-    listed = subprocess.run(
-        ["ps", "--ppid", str(parent), "-o", "pid=,args="], capture_output=True, text=True
-    ).stdout
-    return [int(line.split()[0]) for line in listed.splitlines() if "gmmc" in line and "train" in line]
+    """Further processes of a training; not copies of it that are about to become `git` or the like."""
+    shown = ["ps", "-ww", "--ppid", str(parent), "-o", "pid=,args="]
+    listed = subprocess.run(shown, capture_output=True, text=True).stdout.splitlines()
+    return [int(line.split()[0]) for line in listed if "-m gmmc.__main__" in line]
 
 
 @pytest.mark.slow
@@ -291,8 +295,8 @@ def test_a_further_process_that_is_lost_before_it_connects_is_reported(tmp_path,
     with leader_and_child(recipe, tmp_path / "run") as (leader, child):
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
-        _, told = leader.communicate(timeout=120)
-    assert leader.returncode == 1
+        assert leader.wait(120) == 1
+    told = (tmp_path / "told").read_text()
     last = told.splitlines()[-1]
     assert last.startswith("gmmc: process 1 of this training was killed by signal 9")
     assert "run the same command" in last
@@ -306,8 +310,8 @@ def test_a_further_process_that_is_lost_in_training_is_reported_once(tmp_path, r
             assert leader.poll() is None
             time.sleep(0.05)
         os.kill(child, signal.SIGKILL)
-        _, told = leader.communicate(timeout=120)
-    assert leader.returncode == 1
+        assert leader.wait(120) == 1
+    told = (tmp_path / "told").read_text()
     assert told.count("gmmc: ") == 1
     assert "run the same command" in told
     assert "Traceback" not in told
