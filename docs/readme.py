@@ -459,6 +459,41 @@ def photos_table() -> str:
     return f"{table(header, rows)}\n{told}\n"
 
 
+def autoattack_table() -> str:
+    found = json.loads((ROOT / "results" / "autoattack.json").read_text())
+    conditions = found["conditions"]
+    threats = {"linf_4": "L∞ 4/255", "linf_8": "L∞ 8/255", "l2_0.5": "L2 0.5"}
+    names = {"apgd-ce": "APGD-CE", "apgd-t": "APGD-T", "fab-t": "FAB-T", "square": "Square"}
+    rows = [
+        [
+            threats[row["threat"]],
+            names[row["part"]],
+            f"{row['broken']:.1%}",
+            f"{row['broken_by_reference']:.1%}",
+            f"{row['only_ours']}, {row['only_reference']}",
+            f"{row['seconds']:.1f} s, {row['seconds_of_reference']:.1f} s",
+        ]
+        for row in found["parts"]
+    ]
+    header = [
+        "",
+        "part",
+        "broken",
+        "by the authors' code",
+        "images only ours, only theirs broke",
+        "time, theirs",
+    ]
+    told = (
+        f"Shipped model at the fitted temperature, the {conditions['attacked']} of {conditions['images']} "
+        "test images that it names right, each part on all of them, Square with "
+        f"{conditions['queries']:,} queries; "
+        f"reference {conditions['reference']}. One run, {conditions['hardware']}, commit "
+        f"{conditions['commit'][:10]}: [results/autoattack.json](../results/autoattack.json), by "
+        "[benchmarks/autoattack.py](../benchmarks/autoattack.py)."
+    )
+    return f"{table(header, rows)}\n{told}\n"
+
+
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "digits": digits_table,
@@ -469,7 +504,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "bench-h200": bench_table,
         "bench-cpu": cpu_table,
     },
-    "docs/log.md": {"cifar10-search": search_table},
+    "docs/log.md": {"cifar10-search": search_table, "autoattack": autoattack_table},
     "docs/tables.md": {"tables": tables_table},
     "docs/own-images.md": {"photos": photos_table},
 }
