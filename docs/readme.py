@@ -460,7 +460,7 @@ def photos_table() -> str:
 
 
 def autoattack_table() -> str:
-    found = json.loads((ROOT / "results" / "autoattack.json").read_text())
+    found = results("autoattack")
     conditions = found["conditions"]
     threats = {"linf_4": "L∞ 4/255", "linf_8": "L∞ 8/255", "l2_0.5": "L2 0.5"}
     names = {"apgd-ce": "APGD-CE", "apgd-t": "APGD-T", "fab-t": "FAB-T", "square": "Square"}
