@@ -92,6 +92,8 @@ def _end_with(others: Sequence["subprocess.Popen[bytes]"]) -> None:
             return
         time.sleep(0.5)
     time.sleep(GRACE)
+    if not threading.main_thread().is_alive():  # this process is ending with a line of its own
+        return
     rank, status = next((rank, p.returncode) for rank, p in enumerate(others, 1) if p.returncode)
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     state = "the last saved state is intact, run the same command to go on"
