@@ -319,7 +319,7 @@ def test_a_further_process_that_is_lost_in_training_is_reported_once(tmp_path, r
 
 def test_the_child_of_a_training_that_is_gone_imports_nothing():
     code = "import gmmc, os; print(os.environ.get('GMMC_PARENT'))"
-    for parent, status, told in [("1", 1, ""), (str(os.getpid()), 0, "None\n")]:
+    for parent, status, told in [("-1", 1, ""), (str(os.getpid()), 0, "None\n")]:
         done = subprocess.run(
             [sys.executable, "-c", code], env=ALONE | {PARENT: parent}, capture_output=True, text=True
         )

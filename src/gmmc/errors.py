@@ -19,9 +19,11 @@ class Interrupted(RuntimeError):
 
 def end_at_once(message: str, status: int) -> NoReturn:
     """Print one line and end, from any thread and without an exception. Files are whole or not there."""
-    show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live bar hides it
-    os.write(2, f"{show_cursor}gmmc: {message}\n".encode())
-    os._exit(status)
+    try:
+        show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live bar hides it
+        os.write(2, f"{show_cursor}gmmc: {message}\n".encode())
+    finally:  # standard error may be gone
+        os._exit(status)
 
 
 def is_out_of_memory(error: Exception) -> bool:

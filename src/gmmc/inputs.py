@@ -22,7 +22,17 @@ LONG_KEY = re.compile(rf"(?<![\w-])(?:{PART_OF_KEY}\.[ \t]*+){{{NESTING}}}")
 def open_regular(path: Path) -> BufferedReader:
     """Open a regular file to read; OSError for anything else, where reading could wait for ever."""
     # Opening a pipe without O_NONBLOCK waits for a writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return _regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), path)
+
+
+def open_lock(path: Path) -> BufferedReader:
+    """Open a file to hold a lock on, made where there is none; never a pipe, and never through a link."""
+    # Read-only, so that who may read a run of others can wait for it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    return _regular(descriptor, path)
+
+
+def _regular(descriptor: int, path: Path) -> BufferedReader:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(None, "it is not a regular file", str(path))

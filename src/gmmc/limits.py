@@ -23,10 +23,12 @@ METRICS_BYTES = 256 * MiB  # of metrics.jsonl, which grows with a training
 TOML_CHARACTERS = MiB  # of a recipe or a card
 NESTING = 32  # levels of brackets in a TOML or JSON file, and parts of a dotted key
 WHOLE_NUMBER = 2**63 - 1  # in a JSON file or a recipe; torch and numpy hold no larger one
+STATE_COUNTS = {"step": 10**9 - 1, "lines": 10**9, "processes": 2**20, "threads": 2**12}  # of a resume state
 CLASSES = 100_000
 CLASS_NAME = 200  # characters
 
-# Errors
+# Marks of our own files, and errors
+MARK_BYTES = 4096  # at the beginning of a file, where gmmc's mark is sought
 SHOWN = 80  # characters of an offending value
 LONG_SHOWN = 400  # characters of an offending path, and of a list of what is allowed
 MESSAGE = 2000  # characters of a whole message on the command line

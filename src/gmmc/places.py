@@ -9,11 +9,11 @@ from tempfile import TemporaryFile
 
 from gmmc.errors import InputError
 from gmmc.inputs import open_regular
+from gmmc.limits import MARK_BYTES
 from gmmc.text import printable, shortened
 
 PNG_MARK = b"tEXtgmmc\0"  # a text chunk with the keyword gmmc
 PAGE_MARK = b'<meta name="generator" content="gmmc '
-HEAD = 4096  # bytes of a file that hold its mark
 
 
 def check_writable(folder: Path, name: str) -> None:
@@ -42,6 +42,6 @@ def has_mark(path: Path, mark: bytes) -> bool:
     """Whether this is a regular file with the mark in its head."""
     try:
         with open_regular(path) as file:
-            return mark in file.read(HEAD)
+            return mark in file.read(MARK_BYTES)
     except OSError:
         return False

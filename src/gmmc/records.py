@@ -11,7 +11,7 @@ from typing import Any
 
 from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
-from gmmc.inputs import parse_json, read_bytes
+from gmmc.inputs import open_lock, open_regular, parse_json, read_bytes
 from gmmc.limits import DOCUMENT_BYTES, METRICS_BYTES
 from gmmc.places import check_writable
 from gmmc.text import shortened
@@ -19,7 +19,7 @@ from gmmc.text import shortened
 CONFIG, METRICS, RESULTS, REPORT = "config.toml", "metrics.jsonl", "results.json", "report.html"
 MODEL = "model.safetensors"
 LAST_GOOD = "last-good.safetensors"  # the model of a training that the guard gave up
-COUNTS = {"step", "to", "rollbacks"}  # keys of metrics.jsonl
+METRIC_COUNTS = {"step", "to", "rollbacks"}  # keys of metrics.jsonl
 LOCK = ".lock"  # held by the process that trains
 RESULTS_LOCK = ".results.lock"  # held for the moment in which results.json is changed
 
@@ -27,7 +27,7 @@ RESULTS_LOCK = ".results.lock"  # held for the moment in which results.json is c
 def is_training(run: Path) -> bool:
     """Whether some process holds the folder at this moment."""
     try:
-        with (run / LOCK).open("r") as lock:
+        with open_regular(run / LOCK) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -60,7 +60,7 @@ def _check_metrics(line: Any) -> None:
     """Refuse what the readers of a line cannot count with; its other values may be missing or not finite."""
     if not isinstance(line, dict) or "step" not in line:
         raise InputError(f"it must be an object with the key step, got {shortened(line)}")
-    for key in COUNTS & line.keys():
+    for key in METRIC_COUNTS & line.keys():
         if type(line[key]) is not int or line[key] < 0:
             raise InputError(f"{key} must be a whole number, at least 0, got {shortened(line[key])}")
     seconds = line.get("seconds", 0)
@@ -135,7 +135,7 @@ def _as_text(results: dict[str, Any]) -> str:
 def _results_held(run: Path) -> Iterator[None]:
     """Wait for other writers of the same results, and hold them off. The lock is a file that stays."""
     run.mkdir(parents=True, exist_ok=True)
-    with (run / RESULTS_LOCK).open("a") as lock:
+    with open_lock(run / RESULTS_LOCK) as lock:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -16,6 +16,7 @@ from gmmc.abstention import Neighbours, Reference
 from gmmc.backbones import LAYOUT
 from gmmc.config import Config
 from gmmc.errors import InputError
+from gmmc.inputs import parse_toml
 from gmmc.limits import IMAGE_SIDE, ROW_NUMBERS
 from gmmc.models import Classifier
 from gmmc.naming import check_class_names
@@ -30,23 +31,24 @@ NEIGHBOURS = "neighbours.features"
 # In the header of a model's file: γ² of its stored densities. Files without it have them at the fitted γ².
 DENSITY_GAMMA2 = "density_gamma2"
 AT_FITTED_GAMMA2 = ("log_density", "gradient_norm")  # scores that such a file cannot be used for
-COUNTS = ("updates", "parameters", "rollbacks", "processes")  # in `trained`
+TRAINED_COUNTS = ("updates", "parameters", "rollbacks", "processes")  # in `trained`
 TEXTS = ("data_sha256", "held_out_sha256", "commit", "sha256", "weights", "precision", "engine")
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of its model, checked."""
+    """Checked header of a model file."""
 
     cfg: Config
     shape: Shape
     class_names: tuple[str, ...]
     trained: dict[str, Any]
     density_gamma2: float | None
+    notes: tuple[str, ...]
 
 
-def restore(tensors: dict[str, Tensor], info: Any) -> Classifier:
-    """Build the model of a file; InputError where anything in the file does not fit."""
+def restore(tensors: dict[str, Tensor], info: Any) -> tuple[Classifier, tuple[str, ...]]:
+    """Build the model of a file: (model, notes); InputError where anything in the file does not fit."""
     header = read_header(info)
     tensors = dict(tensors)
     reference = _take_reference(tensors, header.density_gamma2)
@@ -69,7 +71,7 @@ def restore(tensors: dict[str, Tensor], info: Any) -> Classifier:
     if neighbours and neighbours.features.shape[1] != model.dim:
         raise InputError(f"{NEIGHBOURS} must have {model.dim} columns, got {neighbours.features.shape[1]}")
     model.trained, model.reference, model.neighbours = header.trained, reference, neighbours
-    return model
+    return model, header.notes
 
 
 # --- the header -----------------------------------------------------------------------------------
@@ -87,12 +89,14 @@ def read_header(info: Any) -> Header:
     density_gamma2 = info.get(DENSITY_GAMMA2)
     if density_gamma2 is not None and not _is_number(density_gamma2):
         raise InputError(f"{DENSITY_GAMMA2} must be a number, got {shortened(density_gamma2)}")
+    cfg, notes = config.stored(parse_toml(info["config"], "config"))
     return Header(
-        config.from_text(info["config"]),
+        cfg,
         _checked_shape(info["shape"]),
         check_class_names(info["class_names"], "class_names"),
         _checked_facts(info["trained"], "trained"),
         density_gamma2,
+        tuple(notes),
     )
 
 
@@ -116,7 +120,7 @@ def _checked_facts(facts: Any, where: str) -> dict[str, Any]:
         place = f"{where}.{printable(name)}"
         if name == "start" and where == "trained":
             _checked_facts(value, place)
-        elif name in COUNTS and not (type(value) is int and value >= 0):
+        elif name in TRAINED_COUNTS and not (type(value) is int and value >= 0):
             raise InputError(f"{place} must be a whole number from 0, got {shortened(value)}")
         elif name in TEXTS and not isinstance(value, str):
             raise InputError(f"{place} must be a string, got {shortened(value)}")

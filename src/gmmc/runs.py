@@ -24,15 +24,17 @@ from gmmc import __version__, config, pretrained, records
 from gmmc.atomic import naming, write_atomic
 from gmmc.config import Config
 from gmmc.errors import InputError
-from gmmc.limits import MODEL_BYTES
+from gmmc.inputs import open_lock
+from gmmc.limits import MODEL_BYTES, STATE_COUNTS
 from gmmc.models import Classifier, pick_device
 from gmmc.packing import Damaged, pack, unpack
+from gmmc.progress import Progress
+from gmmc.ranks import is_leader
 from gmmc.records import CONFIG, LAST_GOOD, LOCK, METRICS, MODEL
 from gmmc.restoring import DENSITY_GAMMA2, NEIGHBOURS, REFERENCE, restore
 
 RESUME = "resume"
 STATES_KEPT = 2
-COUNTS = {"step": 10**9 - 1, "lines": 10**9, "processes": 2**20, "threads": 2**12}  # most in a state's header
 RECALIBRATED = "thresholds were fitted again since: `gmmc evaluate RUN ood` measures what is accepted now"
 
 
@@ -67,7 +69,7 @@ class RunFolder:
             self._check_free()
         try:
             (self.path / RESUME).mkdir(parents=True, exist_ok=True)
-            lock = (self.path / LOCK).open("w")
+            lock = open_lock(self.path / LOCK)
         except OSError as error:
             raise InputError(f"cannot write to --out {self.path}: {error.strerror}") from None
         with lock:
@@ -100,7 +102,7 @@ class RunFolder:
 
     def _check_same(self, cfg: Config) -> None:
         try:
-            old = config.from_dict(config.read_toml(self.path / CONFIG))
+            old, _ = config.stored(config.read_toml(self.path / CONFIG))
         except InputError as error:
             raise InputError(f"{self.path / CONFIG} is damaged: {error}") from None
         changed = config.differences(old, cfg)
@@ -228,7 +230,7 @@ class RunFolder:
 
     def replace_model(self, model: Classifier) -> None:
         """Store a model whose thresholds were fitted again, and flag what the former ones accepted."""
-        recipe = config.from_dict(config.read_toml(self.path / CONFIG))
+        recipe, _ = config.stored(config.read_toml(self.path / CONFIG))
         # The recipe's own: a rollback may have lowered the model's sampler.alpha.
         changed = config.to_toml(dataclasses.replace(recipe, abstain=model.cfg.abstain))
         try:
@@ -264,7 +266,7 @@ def _is_info(info: Any) -> bool:
     """Whether the header of a state has the counts that reading it needs; older ones lack some."""
     if not isinstance(info, dict) or "step" not in info:
         return False
-    counts = [(info[name], most) for name, most in COUNTS.items() if name in info]
+    counts = [(info[name], most) for name, most in STATE_COUNTS.items() if name in info]
     return all(type(count) is int and 0 <= count <= most for count, most in counts)
 
 
@@ -345,9 +347,12 @@ def load(path: str | Path, device: str = "cpu") -> Classifier:
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from None
     try:
-        return restore(tensors, info).to(place).eval()
+        model, notes = restore(tensors, info)
     except InputError as error:
         raise InputError(f"{file} is not a model of this version of gmmc ({error})") from None
+    for note in notes:
+        Progress("", 0, silent=not is_leader()).say(f"{file}: {note}")
+    return model.to(place).eval()
 
 
 def _restored_by(file: Path) -> str:

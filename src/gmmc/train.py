@@ -17,7 +17,7 @@ from gmmc import health, rollback, runs, telling
 from gmmc.checks import check
 from gmmc.config import Config
 from gmmc.data import Dataset
-from gmmc.errors import Diverged, InputError, Interrupted, is_out_of_memory
+from gmmc.errors import Diverged, InputError, Interrupted, is_lost_process, is_out_of_memory
 from gmmc.learner import Learner
 from gmmc.models import Classifier
 from gmmc.packing import Damaged, unpack
@@ -171,6 +171,7 @@ class Loop:
         self.saved_step = learner.step
         if not state:
             self.save()
+        self.saved_at = time.monotonic()
 
     def _restore(self, state: State) -> None:
         learner, info = self.learner, state.info
@@ -178,15 +179,15 @@ class Loop:
             learner.restore(state)
             self.trouble_at, self.failed = int(info["trouble_at"]), int(info["failed"])
             learner.lines, learner.seconds = info["lines"], float(info["seconds"])
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-            if is_out_of_memory(error):
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            if is_out_of_memory(error) or is_lost_process(error):
                 raise
             reason = shortened(f"{type(error).__name__}: {error}")
+            place = self.folder.path / runs.RESUME
             raise InputError(
-                f"the state in {self.folder.path / runs.RESUME} is not one of this training ({reason}); "
-                f"delete {self.folder.path} to train from the start"
+                f"the state of update {state.step} in {place} is not one of this training ({reason}); "
+                "remove its files to go on from the state before"
             ) from None
-        self.saved_at = time.monotonic()
 
     def look(self, epoch_done: bool) -> str:
         """Log what happened, act on it; a few words for the bar."""

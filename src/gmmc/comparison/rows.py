@@ -83,7 +83,7 @@ def _row(run: Run, first: Settings) -> Row:
 def _recipe(run: Run) -> config.Config:
     """What the version that trained it did not know has its default."""
     try:
-        return config.from_dict(run.config)
+        return config.stored(run.config)[0]
     except InputError as error:
         raise InputError(f"{run.path / CONFIG}: {error}") from None
 

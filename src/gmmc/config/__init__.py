@@ -8,13 +8,14 @@ import dataclasses
 import difflib
 import json
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from gmmc.config.sections import (
     FEATURE_NETWORKS,
+    SLOWEST,
     AbstainConfig,
     AugmentConfig,
     BufferConfig,
@@ -168,6 +169,25 @@ def read_toml(path: Path) -> dict[str, Any]:
         return parse_toml(read_bytes(path), str(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def stored(tree: dict[str, Any]) -> tuple[Config, list[str]]:
+    """Read the recipe of a run or model: (recipe, a line for each value that only older versions allow)."""
+    tree, replaced = dict(tree), []
+    for (section, key), (is_allowed, default) in NO_LONGER.items():
+        table = tree.get(section)
+        if isinstance(table, dict) and key in table and not is_allowed(table[key]):
+            tree[section] = table | {key: default}
+            replaced.append(f"{section}.{key}={shortened(table[key])} of its recipe is not used")
+    return from_dict(tree), replaced
+
+
+# Values that older versions allowed in recipes: what is allowed now, and what takes their place.
+NO_LONGER: dict[tuple[str, str], tuple[Callable[[Any], bool], Any]] = {
+    ("evaluate", "features"): (lambda value: value in FEATURE_NETWORKS, "auto"),
+    ("evaluate", "surrogate"): (lambda value: value == "", ""),
+    ("guard", "slower"): (lambda value: not isinstance(value, float) or value >= SLOWEST, SLOWEST),
+}
 
 
 def from_text(text: str) -> Config:

@@ -196,6 +196,9 @@ class BufferConfig(Section):
     detail: int = _number(0, at_least=0)  # cosines per side among which these are sought; 0: all
 
 
+SLOWEST = 0.01  # with 100 rollbacks, a smaller factor makes a learning rate of 0
+
+
 @dataclass(frozen=True)
 class GuardConfig(Section):
     """When training counts as diverged, and what is done then. See health.py."""
@@ -206,9 +209,8 @@ class GuardConfig(Section):
     bounded: float = _number(0.5, above=0, at_most=1)  # share of settled chains at the bound
     every: int = _number(100, at_least=1)  # updates from one good state to the next
     rollbacks: int = _number(5, at_least=0, at_most=100)  # then training stops
-    slower: float = _number(
-        0.5, at_least=0.01, at_most=0.99
-    )  # factor on α, β or the learning rate, each time
+    # Factor on α, β or the learning rate, each time.
+    slower: float = _number(0.5, at_least=SLOWEST, at_most=0.99)
 
 
 @dataclass(frozen=True)
