@@ -39,7 +39,9 @@ def print_predictions(rows: list[dict[str, Any]], *, as_json: bool = False) -> N
         header += [SCORES[first["score"]], "accepted from", "above"]
     lines = []
     for row in rows:
-        answer = row["answer"] or f"not like the training images (nearest: {row['class']})"
+        answer = row["answer"]
+        if answer is None:
+            answer = f"not like the training images (nearest: {row['class']})"
         line = [row["image"], answer, f"{row['confidence']:.4f}"]
         if row["in_distribution"] is not None:
             above = f"{row['percentile']:.0f}% of validation"
