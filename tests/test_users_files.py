@@ -341,6 +341,31 @@ def test_a_place_is_checked_without_a_trace(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("link", ["elsewhere", "missing", "a/../../elsewhere"])
+def test_pictures_stay_in_the_run_folder(tmp_path, link):
+    out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for folder in (out / "a", elsewhere):
+        folder.mkdir(parents=True)
+    (out / "samples").symlink_to(out / link if "/" in link else tmp_path / link)
+    picture = Image.new("RGB", (8, 8))
+    result = Result({}, {}, pictures={"first.png": picture, "samples/grid.png": picture})
+    with pytest.raises(InputError, match=r"samples/grid\.png") as caught:
+        evaluations.keep(result, "samples", RunFolder(out))
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in out.iterdir()) == ["a", "samples"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "run"]
+    assert not list(elsewhere.iterdir())
+
+
+def test_links_inside_and_to_a_run_folder_are_followed(tmp_path):
+    (tmp_path / "disk" / "large").mkdir(parents=True)
+    (tmp_path / "disk" / "samples").symlink_to("large")
+    (tmp_path / "run").symlink_to("disk")
+    result = Result({}, {}, pictures={"samples/grid.png": Image.new("RGB", (8, 8))})
+    evaluations.keep(result, "samples", RunFolder(tmp_path / "run"))
+    assert (tmp_path / "disk" / "large" / "grid.png").is_file()
+
+
 # --- errors of writing ----------------------------------------------------------------------------
 
 
