@@ -1,10 +1,13 @@
 """Files of users are refused before the work, never replaced; results of several writers are all kept."""
 
+import contextlib
 import errno
 import os
 import shutil
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import onnx
@@ -24,6 +27,7 @@ from gmmc import (
     drawing,
     evaluations,
     export,
+    opening,
     pictures,
     records,
     runs,
@@ -113,6 +117,46 @@ def test_a_picture_without_the_frame_of_a_grid_is_not_taken_for_one(model, tmp_p
     edge.save(tmp_path / "grid.png")
     with pytest.raises(InputError, match=r"grid\.png"):
         drawing.to_folder(model, LABELS, 5, tmp_path)
+
+
+def test_only_a_png_is_taken_for_a_grid(model, tmp_path):
+    older = pictures.grid(torch.rand(2, 1, 8, 8), 2)
+    older.save(tmp_path / "grid.png", format="BMP")
+    with pytest.raises(InputError, match=r"grid\.png"):
+        drawing.to_folder(model, LABELS, 5, tmp_path)
+
+
+@pytest.mark.parametrize("error", [IndexError, struct.error, zlib.error, MemoryError])
+def test_a_damaged_grid_is_refused_whatever_pillow_raises(model, tmp_path, monkeypatch, error):
+    save_png(tmp_path / "grid.png", colour=pictures.BACKGROUND)
+
+    def damaged(*_):
+        raise error("damaged")
+
+    monkeypatch.setattr(Image.Image, "crop", damaged)
+    with pytest.raises(InputError, match=r"grid\.png"):
+        drawing.to_folder(model, LABELS, 5, tmp_path)
+
+
+def test_pictures_of_others_are_opened_under_rules_entered_once(model, tmp_path, monkeypatch):
+    """Else a large picture is a warning on the screen, or the filters of the process change with each."""
+    drawing.to_folder(model, LABELS, 5, tmp_path)
+    (tmp_path / "grid.png").write_bytes(pictures.png(pictures.grid(torch.rand(2, 1, 8, 8), 2)))
+    within, events = opening.pillow_rules, []
+
+    @contextlib.contextmanager
+    def rules():
+        events.append("begin")
+        with within():
+            yield
+        events.append("end")
+
+    read = opening.read_bytes
+    monkeypatch.setattr(drawing.folder, "pillow_rules", rules)
+    monkeypatch.setattr(opening, "read_bytes", lambda *given: (events.append("open"), read(*given))[1])
+    drawing.to_folder(model, LABELS, 5, tmp_path)
+    assert events[: 2 + 3] == ["begin", *["open"] * 3, "end"]
+    assert events.count("begin") == 1
 
 
 # --- pages, graphs, comparisons, model folders ----------------------------------------------------
