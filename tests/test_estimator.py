@@ -204,6 +204,22 @@ def test_images_in_any_layout_are_the_same_images(drawings):
     assert models["first"][0].n_features_in_ == 3 * 8 * 9
 
 
+@pytest.mark.parametrize("labels", [["", "a"], ["a\nb", "\x1b[2J"], ["x" * 1000, "y" * 1000]])
+def test_labels_that_are_no_class_names_are_kept(iris, labels, tmp_path):
+    x, y = iris[0][:100], np.array(labels)[iris[1][:100]]
+    model = short(settings={"discriminative.epochs": 2}).fit(x, y)
+    assert set(model.classes_) == set(labels)
+    assert set(model.predict(x)) <= set(labels)
+    assert model.sample(labels=labels)[1].tolist() == labels
+    assert model.model_.class_names == ("0", "1")
+    gmmc.load(gmmc.save_pretrained(model.model_, tmp_path / "saved"))
+
+
+def test_labels_that_are_class_names_name_the_classes(drawings):
+    model = short(settings={"discriminative.epochs": 1, "generative.epochs": 1}).fit(*drawings)
+    assert model.model_.class_names == ("above", "below")
+
+
 def test_grey_images_and_other_ranges():
     digits = load_digits()
     x, y = digits.images[:200], digits.target[:200]  # 0 to 16

@@ -13,7 +13,7 @@ from PIL import Image
 
 import gmmc
 from conftest import make_model
-from gmmc import cli, hub, records, restoring, runs
+from gmmc import atomic, cli, hub, records, restoring, runs
 from gmmc.errors import InputError
 from gmmc.packing import pack, unpack
 
@@ -297,6 +297,40 @@ def test_what_a_kill_left_is_written_anew(copied, digits, model):
         gmmc.from_pretrained(copied)
     gmmc.save_pretrained(model, copied)
     assert gmmc.from_pretrained(copied).shape == model.shape
+
+
+def test_an_edited_card_is_not_replaced(copied, model):
+    card = copied / "README.md"
+    card.write_text(card.read_text() + "\nMy notes.\n")
+    before = {path.name: path.read_bytes() for path in copied.iterdir()}
+    with pytest.raises(InputError, match=r"README\.md"):
+        gmmc.save_pretrained(model, copied)
+    assert {path.name: path.read_bytes() for path in copied.iterdir()} == before
+    card.unlink()
+    gmmc.save_pretrained(model, copied)
+    assert ModelCard.load(card).data.library_name == "gmmc"
+
+
+def test_a_card_of_an_older_version_is_known_by_its_mark(copied, model):
+    description = json.loads((copied / "config.json").read_text())
+    del description["card_sha256"]
+    (copied / "config.json").write_text(json.dumps(description))
+    gmmc.save_pretrained(model, copied)
+    gmmc.save_pretrained(model, copied)
+
+
+@pytest.mark.parametrize("killed_at", ["config.json", "README.md"])
+def test_a_kill_between_two_files_is_mended_by_the_same_call(copied, model, monkeypatch, killed_at):
+    def killed(path, content):
+        if path.name == killed_at:
+            raise KeyboardInterrupt
+        atomic.write_atomic(path, content)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(hub, "write_atomic", killed)
+        gmmc.save_pretrained(model, copied)
+    gmmc.save_pretrained(model, copied)
+    assert (copied / "README.md").is_file()
 
 
 def test_a_file_is_no_folder(model, tmp_path):

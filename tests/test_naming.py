@@ -8,7 +8,7 @@ from gmmc.naming import check_class_names
 
 
 @pytest.mark.parametrize(
-    "names", [["cat"], ("cat", "dog"), ["Käuzchen", "猫", "🦉 owl", " a b "], ["x" * CLASS_NAME]]
+    "names", [["cat"], ("cat", "dog"), ["Käuzchen", "猫", "🦉 owl", " a b ", "می\u200cخواهم", "क्\u200dष", "👩\u200d🔬"], ["x" * CLASS_NAME]]
 )
 def test_ordinary_names_are_kept(names):
     assert check_class_names(names, "class_names") == tuple(names)
@@ -25,6 +25,7 @@ def test_ordinary_names_are_kept(names):
         (["cat", b"dog"], "b'dog'"),
         (["cat", ["dog"]], "dog"),
         (["cat", ""], "''"),
+        (["cat", "\u200d \u200c"], r"\\u200d"),
         (["cat", " \t"], r"' \\t'"),
         (["cat", "d\0g"], r"'d\\x00g'"),
         (["cat", "\x1b[2J"], r"\\x1b"),

@@ -1,10 +1,13 @@
 """Files of users are refused before the work, never replaced; results of several writers are all kept."""
 
+import contextlib
 import errno
 import os
 import shutil
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import onnx
@@ -24,6 +27,7 @@ from gmmc import (
     drawing,
     evaluations,
     export,
+    opening,
     pictures,
     records,
     runs,
@@ -113,6 +117,46 @@ def test_a_picture_without_the_frame_of_a_grid_is_not_taken_for_one(model, tmp_p
     edge.save(tmp_path / "grid.png")
     with pytest.raises(InputError, match=r"grid\.png"):
         drawing.to_folder(model, LABELS, 5, tmp_path)
+
+
+def test_only_a_png_is_taken_for_a_grid(model, tmp_path):
+    older = pictures.grid(torch.rand(2, 1, 8, 8), 2)
+    older.save(tmp_path / "grid.png", format="BMP")
+    with pytest.raises(InputError, match=r"grid\.png"):
+        drawing.to_folder(model, LABELS, 5, tmp_path)
+
+
+@pytest.mark.parametrize("error", [IndexError, struct.error, zlib.error, MemoryError])
+def test_a_damaged_grid_is_refused_whatever_pillow_raises(model, tmp_path, monkeypatch, error):
+    save_png(tmp_path / "grid.png", colour=pictures.BACKGROUND)
+
+    def damaged(*_):
+        raise error("damaged")
+
+    monkeypatch.setattr(Image.Image, "crop", damaged)
+    with pytest.raises(InputError, match=r"grid\.png"):
+        drawing.to_folder(model, LABELS, 5, tmp_path)
+
+
+def test_pictures_of_others_are_opened_under_rules_entered_once(model, tmp_path, monkeypatch):
+    """Else a large picture is a warning on the screen, or the filters of the process change with each."""
+    drawing.to_folder(model, LABELS, 5, tmp_path)
+    (tmp_path / "grid.png").write_bytes(pictures.png(pictures.grid(torch.rand(2, 1, 8, 8), 2)))
+    within, events = opening.pillow_rules, []
+
+    @contextlib.contextmanager
+    def rules():
+        events.append("begin")
+        with within():
+            yield
+        events.append("end")
+
+    read = opening.read_bytes
+    monkeypatch.setattr(drawing.folder, "pillow_rules", rules)
+    monkeypatch.setattr(opening, "read_bytes", lambda *given: (events.append("open"), read(*given))[1])
+    drawing.to_folder(model, LABELS, 5, tmp_path)
+    assert events[: 2 + 3] == ["begin", *["open"] * 3, "end"]
+    assert events.count("begin") == 1
 
 
 # --- pages, graphs, comparisons, model folders ----------------------------------------------------
@@ -339,6 +383,31 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_the_work(
 def test_a_place_is_checked_without_a_trace(tmp_path):
     check_writable(tmp_path / "a" / "b", "--out")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("link", ["elsewhere", "missing", "a/../../elsewhere"])
+def test_pictures_stay_in_the_run_folder(tmp_path, link):
+    out, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for folder in (out / "a", elsewhere):
+        folder.mkdir(parents=True)
+    (out / "samples").symlink_to(out / link if "/" in link else tmp_path / link)
+    picture = Image.new("RGB", (8, 8))
+    result = Result({}, {}, pictures={"first.png": picture, "samples/grid.png": picture})
+    with pytest.raises(InputError, match=r"samples/grid\.png") as caught:
+        evaluations.keep(result, "samples", RunFolder(out))
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in out.iterdir()) == ["a", "samples"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "run"]
+    assert not list(elsewhere.iterdir())
+
+
+def test_links_inside_and_to_a_run_folder_are_followed(tmp_path):
+    (tmp_path / "disk" / "large").mkdir(parents=True)
+    (tmp_path / "disk" / "samples").symlink_to("large")
+    (tmp_path / "run").symlink_to("disk")
+    result = Result({}, {}, pictures={"samples/grid.png": Image.new("RGB", (8, 8))})
+    evaluations.keep(result, "samples", RunFolder(tmp_path / "run"))
+    assert (tmp_path / "disk" / "large" / "grid.png").is_file()
 
 
 # --- errors of writing ----------------------------------------------------------------------------

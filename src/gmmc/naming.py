@@ -5,7 +5,7 @@ from typing import Any
 
 from gmmc.errors import InputError
 from gmmc.limits import CLASS_NAME, CLASSES
-from gmmc.text import printable, shortened
+from gmmc.text import JOINERS, printable, shortened
 
 
 def check_class_names(names: Any, where: str) -> tuple[str, ...]:
@@ -25,7 +25,7 @@ def check_class_names(names: Any, where: str) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str):
             raise InputError(f"{where} must be strings, got {shortened(name)}")
-        if not name.strip():  # an empty answer means that the model abstains
+        if _is_blank(name):  # an empty answer means that the model abstains
             raise InputError(f"{where} must not be blank, got {shortened(name)}")
         if len(name) > CLASS_NAME:
             rule = f"must have at most {CLASS_NAME} characters (limits.CLASS_NAME)"
@@ -36,3 +36,7 @@ def check_class_names(names: Any, where: str) -> tuple[str, ...]:
     if count > 1:
         raise InputError(f"{where} must differ, got {shortened(name)} {'twice' if count == 2 else 'often'}")
     return tuple(names)
+
+
+def _is_blank(name: str) -> bool:
+    return all(character.isspace() or character in JOINERS for character in name)

@@ -3,6 +3,7 @@
 gmmc replaces only files that gmmc wrote, and knows them by a mark in their content.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -36,6 +37,15 @@ def check_replaceable(path: Path, name: str, is_ours: Callable[[Path], bool]) ->
     if is_there and not is_ours(path):
         rule = f"{name} must not replace what gmmc did not write"
         raise InputError(f"{rule}, got {printable(str(path))}; move that file, or name another place")
+
+
+def check_within(path: Path, folder: Path, name: str) -> None:
+    """Refuse a path below `folder` that a link leads out of it; `name` is that of the folder's argument."""
+    # Of the path itself a link would be replaced, not followed.
+    place = Path(os.path.realpath(path.parent))
+    if not place.is_relative_to(os.path.realpath(folder)):
+        rule = f"{name} must hold its files in itself, not behind links"
+        raise InputError(f"{rule}, got {printable(str(path))}, which is in {printable(str(place))}")
 
 
 def has_mark(path: Path, mark: bytes) -> bool:

@@ -5,6 +5,9 @@ from typing import Any
 
 from gmmc.limits import SHOWN
 
+# Zero-width non-joiner and joiner: parts of ordinary words in Persian and Indic scripts, and of emoji.
+JOINERS = "\u200c\u200d"
+
 
 def printable(text: str) -> str:
     """Return the text on one line, with each character that a terminal could act on as an escape: \\x1b."""
@@ -17,7 +20,8 @@ def printable(text: str) -> str:
 
 
 def _is_harmless(character: str) -> bool:
-    return character.isprintable() or unicodedata.category(character) == "Zs"  # a space of any width
+    is_space = unicodedata.category(character) == "Zs"  # of any width
+    return character.isprintable() or is_space or character in JOINERS
 
 
 def shortened(value: Any, most: int = SHOWN) -> str:

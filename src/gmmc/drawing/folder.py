@@ -15,10 +15,10 @@ from gmmc import pictures
 from gmmc.atomic import naming, write_atomic
 from gmmc.data.files import read_image
 from gmmc.drawing.parts import OnProgress, fingerprint, held, silent
-from gmmc.inputs import open_regular, parse_json
-from gmmc.limits import PICTURE_PIXELS
+from gmmc.errors import InputError
+from gmmc.inputs import parse_json
 from gmmc.models import Classifier
-from gmmc.opening import pillow_rules
+from gmmc.opening import opened, pillow_rules
 from gmmc.pixels import as_unit
 from gmmc.places import PNG_MARK, check_replaceable, has_mark
 
@@ -55,8 +55,9 @@ def to_folder(
     with held(folder):
         for leftover in folder.glob(".*_seed*.png.tmp"):
             leftover.unlink()
-        _check_replaceable(map(path, range(len(labels))), folder / GRID)
-        missing = [not _bears(path(i), stamp(i)) for i in range(len(labels))]
+        with pillow_rules():
+            _check_replaceable(map(path, range(len(labels))), folder / GRID)
+            missing = [not _bears(path(i), stamp(i)) for i in range(len(labels))]
         there = done = missing.count(False)
         report(done)
         for stretch in _stretches(missing):
@@ -114,25 +115,27 @@ def _check_replaceable(images: Iterable[Path], grid: Path) -> None:
 def _has_our_frame(path: Path) -> bool:
     """Whether this is a grid as `pictures` draws it, by the colour of its upper and left edge."""
     try:
-        with open_regular(path) as file, Image.open(file, formats=["PNG"]) as picture:
-            width, height = picture.size
-            if picture.mode != "RGB" or width * height > PICTURE_PIXELS:
+        with opened(path, str(path)) as picture:
+            if picture.format != "PNG" or picture.mode != "RGB":
                 return False
+            width, height = picture.size
             edges = [picture.crop((0, 0, width, pictures.GAP)), picture.crop((0, 0, pictures.GAP, height))]
             colours = {colour for edge in edges for _, colour in edge.getcolors() or [(0, None)]}
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+            return colours == {ImageColor.getrgb(pictures.BACKGROUND)}
+    except InputError:
         return False
-    return colours == {ImageColor.getrgb(pictures.BACKGROUND)}
 
 
 def _bears(path: Path, stamp: dict[str, str | int]) -> bool:
     """Whether this is an intact image of ours with this stamp."""
     try:
-        with pillow_rules(), open_regular(path) as file, Image.open(file, formats=("PNG",)) as picture:
+        with opened(path, str(path)) as picture:
+            if picture.format != "PNG":
+                return False
             text = picture.info["gmmc"]
             picture.verify()
-        return parse_json(text, str(path)) == stamp
-    except Exception:  # from damaged bytes Pillow raises almost anything
+            return parse_json(text, str(path)) == stamp
+    except InputError:
         return False
 
 

@@ -23,6 +23,7 @@ from gmmc.estimator.holding_out import held_out, joined, split
 from gmmc.estimator.recipe import chosen, lengthened, one_pass
 from gmmc.estimator.rows import Rows
 from gmmc.models import Classifier, pick_device
+from gmmc.naming import check_class_names
 from gmmc.pixels import is_vector
 from gmmc.placement import ROWS_AT_ONCE
 from gmmc.text import shortened
@@ -73,7 +74,8 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
     Attributes
     ----------
     classes_, n_features_in_, feature_names_in_ : as everywhere
-    model_ : the gmmc.Classifier, whose images are the rows in [0, 1], see `to_unit`
+    model_ : the gmmc.Classifier, whose images are the rows in [0, 1], see `to_unit`; its class names are the
+        labels, or their positions in `classes_` ("0", "1", …) where a label is no class name
     low_, high_ : what became 0 and 1 there, of each column or of all pixels
     gamma2_ : temperature of the posterior, fitted on rows that were held out (on all if they are few)
     threshold_ : of `score_samples`; below it, rows are not accepted
@@ -186,8 +188,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         start: Classifier | None = None,
         partial: bool = False,
     ) -> None:
-        names = tuple(str(name) for name in self.classes_.tolist())
-        data = Dataset(kept, held, held[:0], names, partial=partial)
+        data = Dataset(kept, held, held[:0], class_names(self.classes_), partial=partial)
         threads = torch.get_num_threads()
         try:
             with TemporaryDirectory(prefix="gmmc-") as folder:
@@ -340,6 +341,14 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         """The network on the CPU: with device="auto", another machine can use what one with a GPU dumped."""
         whole: Any = super().__getstate__()
         return {**whole, "model_": copy.deepcopy(self.model_).cpu()} if "model_" in whole else {**whole}
+
+
+def class_names(classes: np.ndarray) -> tuple[str, ...]:
+    """Names for the model: the labels themselves, or their positions where one of them is no class name."""
+    try:
+        return check_class_names([str(label) for label in classes.tolist()], "y")
+    except InputError:
+        return tuple(map(str, range(len(classes))))
 
 
 __all__ = ["GMMCClassifier"]

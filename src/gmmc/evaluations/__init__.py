@@ -32,6 +32,7 @@ from gmmc.evaluations.generation import was_made_to_sample
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
 from gmmc.pixels import Shape
+from gmmc.places import check_within
 from gmmc.records import check_keeps_results
 from gmmc.runs import RunFolder
 from gmmc.scores import evaluating
@@ -78,6 +79,8 @@ def evaluate(
 
 
 def keep(result: Result, name: str, folder: RunFolder) -> None:
+    for path in result.pictures:
+        check_within(folder.path / path, folder.path, "the run folder")
     for path, picture in result.pictures.items():
         write_atomic(folder.path / path, pictures.png(picture))
     folder.save_results({name: result.entry()})

@@ -1,6 +1,7 @@
 """Models in the layout of the Hugging Face Hub: weights, config.json and a model card in one folder."""
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,8 @@ from gmmc.text import printable
 DESCRIPTION, README = "config.json", "README.md"
 FILES = (DESCRIPTION, MODEL, README)
 MARK = "gmmc"  # in the description: the version that wrote it
-CARD_MARK = b"library_name: gmmc"  # in the front matter of the card
+CARD_HASH = "card_sha256"  # in the description: an edited card is its editor's
+CARD_MARK = b"library_name: gmmc"  # in the front matter of the card; older versions kept no hash of it
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -55,12 +57,15 @@ def save_pretrained(
     try:
         runs.save_model(new, model)
         stored = runs.load(new)  # described is what a reader gets: weights and scores may be rounded
-        description = json.dumps(described(stored), indent=2, ensure_ascii=False, allow_nan=False)
-        text = card.render(told, stored, folder.resolve().name, licence)
+        text = card.render(told, stored, folder.resolve().name, licence).encode()
+        facts = described(stored) | {CARD_HASH: hashlib.sha256(text).hexdigest()}
+        description = json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False)
+        # After a kill, the old card beside the new hash would pass for an edited one.
+        (folder / README).unlink(missing_ok=True)
         # The description goes first: by it the folder is ours, and what a kill left is written again.
         write_atomic(folder / DESCRIPTION, f"{description}\n".encode())
         new.replace(folder / MODEL)
-        write_atomic(folder / README, text.encode())
+        write_atomic(folder / README, text)
     finally:
         new.unlink(missing_ok=True)
     return folder
@@ -158,14 +163,25 @@ def _check_place(folder: Path) -> None:
         return
     there = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     foreign = [name for name in there if name not in FILES]
-    if there and _read_description(folder / DESCRIPTION) is None:
+    description = _read_description(folder / DESCRIPTION)
+    if description is None:
         foreign = foreign or there
     if foreign:
         raise InputError(
             f"{folder} must be empty or hold what gmmc export wrote there before, "
             f"got one with {printable(foreign[0])}"
         )
-    check_replaceable(folder / README, "folder", lambda card: has_mark(card, CARD_MARK))
+    check_replaceable(folder / README, "folder", lambda card: _is_unedited(card, description or {}))
+
+
+def _is_unedited(card: Path, description: Mapping[str, Any]) -> bool:
+    """Whether the card is as gmmc wrote it; of a version that kept no hash, whether it has our mark."""
+    if CARD_HASH not in description:
+        return has_mark(card, CARD_MARK)
+    try:
+        return hashlib.sha256(read_bytes(card)).hexdigest() == description[CARD_HASH]
+    except OSError:
+        return False
 
 
 def _folder_of(source: str | Path) -> Path | None:
