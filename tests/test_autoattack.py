@@ -1,5 +1,6 @@
 """The evaluation `autoattack`: four parts, whose survivors are counted part by part and together."""
 
+import functools
 import json
 import shutil
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from conftest import make_model, tiny_data
+from gmmc.attacks import autoattack
 from gmmc.attacks import campaign as campaigns
 from gmmc.attacks.autoattack import PARTS, QUERIES, AutoAttackPart
 from gmmc.attacks.campaign import Campaign, Store
@@ -70,7 +72,14 @@ def test_what_survives_all_parts_survives_each(monkeypatch):
 
 
 @pytest.fixture
-def result(few_queries) -> Result:
+def quick_parts(monkeypatch, few_queries):
+    """Parts of a few steps, for tests that do not depend on how strong an attack is."""
+    for attack in (autoattack.apgd, autoattack.fab):
+        monkeypatch.setattr(autoattack, attack.__name__, functools.partial(attack, steps=5))
+
+
+@pytest.fixture
+def result(quick_parts) -> Result:
     return evaluate(make_model(CLASSES), tiny_data(CLASSES), CFG)
 
 
@@ -129,7 +138,7 @@ def test_goes_on_to_the_same_result(monkeypatch, tmp_path, result, part):
     assert [path.name for path in tmp_path.glob("[!.]*")] == ["results.json"]
 
 
-@pytest.mark.usefixtures("few_queries")
+@pytest.mark.usefixtures("quick_parts")
 def test_from_the_command_line(run, tmp_path, capsys):
     copy = shutil.copytree(run, tmp_path / "run")
     with pytest.raises(SystemExit) as done:

@@ -1,12 +1,15 @@
 """Files that others wrote are regular and of bounded size; their text has no effect on a terminal."""
 
+import json
 import os
+import tomllib
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gmmc import inputs
 from gmmc.errors import InputError
 from gmmc.inputs import open_regular, parse_json, parse_toml, read_bytes
 from gmmc.limits import NESTING, SHOWN, TOML_CHARACTERS, WHOLE_NUMBER
@@ -65,9 +68,58 @@ def test_dots_that_are_no_keys():
     assert len(parse_toml(text, "notes")["floats"]) == 100
 
 
+SENTENCES = "x. " * (2 * NESTING)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'about = "{SENTENCES}"',
+        f"about = '{SENTENCES}'",
+        f'about = "see, {SENTENCES} [{SENTENCES}] {{{SENTENCES}"',
+        f'about = """\n{SENTENCES}\n \\""" {SENTENCES} "" {SENTENCES}"""""',
+        f"about = '''\n{SENTENCES}\n{SENTENCES} '' {SENTENCES}''''",
+        f"# {SENTENCES}\nabout = 1 # , {SENTENCES}",
+        f'"{SENTENCES}".about = 1',
+    ],
+)
+def test_sentences_of_one_word_are_no_keys(text):
+    assert parse_toml(text, "notes") == tomllib.loads(text)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        'a = """b"""""\n',
+        "a = '''b'''''\n",
+        'a = "b\\""\n',
+        "a = '\\'\n",
+        'a = ["""#""", \'"\', "\'"]\n',
+        "a = '#'\n",
+        '# \'\n# """\n',
+        '"#" = ""\n',
+        "a = { b = '', ",
+        'a = [{ b = """c"""", ',
+    ],
+)
+def test_a_long_key_is_found_after_any_string_and_comment(before):
+    with pytest.raises(InputError, match=r"limits\.NESTING"):
+        parse_toml(before + ".".join(["a"] * 1000) + " = 1", "notes")
+
+
+def test_shallow_documents_are_not_searched_for_depths_that_they_lack():
+    assert not inputs._is_deeper({"a": [1]}, 10**15)
+
+
+def test_the_json_decoder_is_built_once(monkeypatch):
+    monkeypatch.setattr(json, "JSONDecoder", None)
+    assert parse_json("[1]", "notes") == [1]
+
+
 def test_the_search_for_long_keys_takes_linear_time():
     """It would take minutes if it took quadratic time."""
-    for text in ("a" * 300_000, '"' * 300_000, '"\\' * 150_000, "'a" * 150_000):
+    units = ("a", '"', "'", '"\\', "'a", "a.", '"".', '"""\\', "'''a", "a\n.", '"\n', "-'", '"" ')
+    for text in (unit * (300_000 // len(unit)) for unit in units):
         with pytest.raises(InputError):
             parse_toml(text, "notes")
 

@@ -8,7 +8,13 @@ from gmmc.naming import check_class_names
 
 
 @pytest.mark.parametrize(
-    "names", [["cat"], ("cat", "dog"), ["Käuzchen", "猫", "🦉 owl", " a b ", "می\u200cخواهم", "क्\u200dष", "👩\u200d🔬"], ["x" * CLASS_NAME]]
+    "names",
+    [
+        ["cat"],
+        ("cat", "dog"),
+        ["Käuzchen", "猫", "🦉 owl", " a b ", "می\u200cخواهم", "क्\u200dष", "👩\u200d🔬"],
+        ["x" * CLASS_NAME],
+    ],
 )
 def test_ordinary_names_are_kept(names):
     assert check_class_names(names, "class_names") == tuple(names)

@@ -3,10 +3,17 @@
 import re
 import shutil
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+import gmmc
+from conftest import tiny_data
+from gmmc.bench import summary
+from gmmc.config import DataConfig
+from gmmc.data.outside import find_outside
 from gmmc.errors import InputError
+from gmmc.evaluations.result import Result
 from image_files import (
     CLASSES,
     IMAGES,
@@ -265,3 +272,39 @@ def test_numbers_in_one_file_and_strings_in_another(tmp_path, second):
     write_shard(tmp_path / second, IMAGES[15:], [str(label) for label in LABELS[15:]])
     with pytest.raises(InputError, match="must be of one type"):
         load(tmp_path)
+
+
+LONG = "\x1b[2J" + "x/" * 1500
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: gmmc.load(LONG),
+        lambda: gmmc.from_pretrained(LONG),
+        lambda: gmmc.data.load(DataConfig(name=LONG), 0),
+        lambda: gmmc.data.from_arrays(np.zeros((2, 8, 8)), [LONG, "a"], class_names=["a", "b"]),
+        lambda: find_outside(LONG, tiny_data()),
+    ],
+)
+def test_values_in_refusals_are_shortened(call):
+    with pytest.raises(InputError) as caught:
+        call()
+    line = str(caught.value)
+    assert line.isprintable()
+    assert len(line) < 1000
+
+
+def test_a_column_in_a_refusal_is_shortened(tmp_path):
+    with pytest.raises(InputError, match=r"data\.label") as caught:
+        load(tables(tmp_path), label=LONG)
+    assert len(str(caught.value)) < 1000
+
+
+def test_names_in_a_benchmark_cannot_act_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(summary, "print_table", lambda *_, **__: None)
+    monkeypatch.setattr(summary, "variant_table", lambda _: ())
+    summary.show(Result({}, {}, flags=["\x1b[2J"], curves={"variants": {"\x1b[3J": []}}))
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert printed.count("x1b") == 2

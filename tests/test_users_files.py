@@ -90,6 +90,35 @@ def test_drawing_refuses_to_replace_what_is_not_ours(model, tmp_path, monkeypatc
     assert path.is_symlink() == (kind == "dangling link")
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+@pytest.mark.parametrize("kind", ["text", "folder", "dangling link", "link to a pipe", "pipe"])
+def test_a_file_of_samples_replaces_nothing(model, tmp_path, monkeypatch, suffix, kind):
+    path = tmp_path / f"drawn{suffix}"
+    if kind == "text":
+        path.write_text("mine")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("nowhere")
+        if kind == "link to a pipe":
+            os.mkfifo(tmp_path / "nowhere")
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setattr(model, "_mover", no_work)
+    with pytest.raises(InputError, match=rf"--out .*{path.name}"):
+        drawing.to_file(model, LABELS, 5, path)
+    assert sorted(tmp_path.iterdir()) == before
+    assert path.is_symlink() == ("link" in kind)
+
+
+@pytest.mark.parametrize("held", [drawing.files._in_npz, drawing.files._in_parquet])
+def test_files_of_samples_are_read_only_where_they_are_regular(tmp_path, held):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        held(tmp_path / "pipe")
+
+
 def test_the_sample_command_refuses_in_one_line(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     before = save_png(tmp_path / "grid.png")

@@ -91,7 +91,7 @@ def train(
 
     cfg = config.load(recipe, overrides or [])
     if features and not cfg.train.fid_every:
-        raise InputError(f"--features is for train.fid_every, which is 0, got {features!r}")
+        raise InputError(f"--features is for train.fid_every, which is 0, got {shortened(features)}")
     out = out or Path("runs") / Path(recipe).stem
     model = train(cfg, out, features=features)
     if not is_leader():

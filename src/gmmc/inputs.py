@@ -14,9 +14,14 @@ from gmmc.errors import InputError
 from gmmc.limits import DOCUMENT_BYTES, NESTING, TOML_CHARACTERS, WHOLE_NUMBER
 from gmmc.text import printable, shortened
 
-# Quoted parts are of bounded length, so that the search takes linear time.
-PART_OF_KEY = r"""(?:[\w-]++|"(?:[^"\\\n]|\\.){0,200}+"|'[^'\n]{0,200}+')[ \t]*+"""
-LONG_KEY = re.compile(rf"(?<![\w-])(?:{PART_OF_KEY}\.[ \t]*+){{{NESTING}}}")
+# A TOML document is read as tomllib reads it, so that only keys are searched, not strings and comments.
+# Nothing is given back once it is read, and what is not closed goes on to its end: the time is linear.
+COMMENT = r"#[^\n]*+"
+LONG_STRING = r'''"""(?:[^"\\]++|\\[\s\S]|"(?!""))*+"{0,5}+|'{3}(?:[^']++|'(?!''))*+'{0,5}+'''
+PART_OF_KEY = r"""(?:[\w-]++|"(?:[^"\\\n]++|\\.)*+"?+|'[^'\n]*+'?+)[ \t]*+"""
+LONG_KEY = rf"{PART_OF_KEY}(?:\.[ \t]*+{PART_OF_KEY}){{{NESTING},}}+"
+SHORT_KEY = rf"(?!{LONG_KEY}){PART_OF_KEY}(?:\.[ \t]*+{PART_OF_KEY})*+"
+UP_TO_LONG_KEY = re.compile(rf"(?:[^\w\"'#-]++|{COMMENT}|{LONG_STRING}|{SHORT_KEY})*+{LONG_KEY}")
 
 
 def open_regular(path: Path) -> BufferedReader:
@@ -53,7 +58,7 @@ def read_bytes(path: Path, most: int | None = DOCUMENT_BYTES, bound: str = "DOCU
 
 def parse_json(content: str | bytes, where: str) -> Any:
     """Parse JSON; InputError in one line that names `where`."""
-    return _parsed(_loads_json, content, f"{where} is not valid JSON")
+    return _parsed(JSON.decode, content, f"{where} is not valid JSON")
 
 
 def parse_toml(content: str | bytes, where: str) -> dict[str, Any]:
@@ -76,17 +81,13 @@ def _parsed(loads: Callable[[str], Any], content: str | bytes, wrong: str) -> An
     return value
 
 
-def _loads_json(text: str) -> Any:
-    return json.loads(text, parse_int=_whole_number)
-
-
 def _loads_toml(text: str) -> dict[str, Any]:
     """Refuse a.a.a.a and so on before it is parsed: tomllib's memory grows with the square of its length."""
     if len(text) > TOML_CHARACTERS:
         raise ValueError(
             f"it has {len(text):,} characters, more than {TOML_CHARACTERS:,} (limits.TOML_CHARACTERS)"
         )
-    if LONG_KEY.search(text):
+    if UP_TO_LONG_KEY.match(text):
         raise ValueError(f"a key has more than {NESTING} parts (limits.NESTING)")
     return tomllib.loads(text)
 
@@ -99,10 +100,15 @@ def _whole_number(digits: str) -> int:
     return number
 
 
+JSON = json.JSONDecoder(parse_int=_whole_number)
+
+
 def _is_deeper(value: Any, most: int) -> bool:
     """Whether lists and tables are nested in more than `most` levels; readers walk them recursively."""
     level = [value]
     for _ in range(most + 1):
+        if not level:
+            return False
         level = [
             item
             for holder in level

@@ -25,13 +25,14 @@ from gmmc.atomic import naming, write_atomic
 from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.inputs import open_lock
-from gmmc.limits import MODEL_BYTES, STATE_COUNTS
+from gmmc.limits import LONG_SHOWN, MODEL_BYTES, STATE_COUNTS
 from gmmc.models import Classifier, pick_device
 from gmmc.packing import Damaged, pack, unpack
 from gmmc.progress import Progress
 from gmmc.ranks import is_leader
 from gmmc.records import CONFIG, LAST_GOOD, LOCK, METRICS, MODEL
 from gmmc.restoring import DENSITY_GAMMA2, NEIGHBOURS, REFERENCE, restore
+from gmmc.text import shortened
 
 RESUME = "resume"
 STATES_KEPT = 2
@@ -365,7 +366,7 @@ def _restored_by(file: Path) -> str:
 def _no_model(path: Path) -> str:
     if not path.exists():
         shipped = pretrained.listed("; models that ship with gmmc")
-        return f"no run folder or model file {str(path)!r}{shipped}"
+        return f"no run folder or model file {shortened(str(path), LONG_SHOWN)}{shipped}"
     if (path / LAST_GOOD).is_file():
         return f"{path} diverged and has no finished model; its last good weights are {path / LAST_GOOD}"
     if records.is_training(path):

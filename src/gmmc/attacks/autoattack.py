@@ -52,7 +52,7 @@ class AutoAttackPart:
     def attempt(
         self, target: Target, x: Tensor, y: Tensor, threat: Threat, number: int, source: torch.Generator
     ) -> Tensor:
-        self.notes.update(dict.fromkeys(warnings(target, x, y)))
+        self.notes.update(dict.fromkeys(signs_of_misjudgement(target, x, y)))
         return threat.project(self._attack(target, x, y, threat, source), x)
 
     def _attack(
@@ -90,7 +90,7 @@ def towards_each(attack: TargetedAttack, x: Tensor, y: Tensor, goals: Tensor) ->
     return moved
 
 
-def warnings(target: Target, x: Tensor, y: Tensor) -> Iterator[str]:
+def signs_of_misjudgement(target: Target, x: Tensor, y: Tensor) -> Iterator[str]:
     """Signs that AutoAttack misjudges a network; without counts, which differ from batch to batch."""
     with torch.no_grad():
         logits, again = (target(x).float() for _ in range(2))

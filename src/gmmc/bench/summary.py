@@ -9,7 +9,7 @@ from typing import Any
 from gmmc.bench.cells import SAMPLING, Cell
 from gmmc.bench.measure import Timing, count_macs, flops
 from gmmc.evaluations.result import Result
-from gmmc.printing import print_table
+from gmmc.printing import print_line, print_table
 
 OURS, REFERENCE = SIDES = ("ours", "reference")
 CIFAR10 = 50_000  # training images of an epoch
@@ -147,10 +147,11 @@ def unsteady(ranges: dict[str, tuple[float, float]]) -> list[str]:
 def show(result: Result) -> None:
     """The tables on standard output, below what they are to be doubted for."""
     for flag in result.flags:
-        print(f"! {flag}")
+        print_line(f"! {flag}")
     print_table(*table(result.values, result.intervals), words=3)
     for name, rows in result.curves.get("variants", {}).items():
-        print(f"\n{name}: one plain sampling step, fastest first")
+        print()
+        print_line(f"{name}: one plain sampling step, fastest first")
         print_table(*variant_table(rows), words=3, indent="  ")
 
 

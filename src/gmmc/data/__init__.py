@@ -13,6 +13,7 @@ from gmmc.data.outside import GENERATED, Outside, find_outside, outside
 from gmmc.data.speaking import say
 from gmmc.data.splits import Dataset, LabelledImages, Parts, hold_out
 from gmmc.errors import InputError
+from gmmc.text import shortened
 
 SOURCES: dict[str, Callable[[DataConfig], Parts]] = {
     "digits": digits,
@@ -39,7 +40,7 @@ def _parts(cfg: DataConfig) -> Parts:
         return stored.load(path, cfg)
     known = ", ".join(SOURCES)
     raise InputError(
-        f"data.name must be one of {known}, or a folder of images or parquet files, got {cfg.name!r}"
+        f"data.name must be one of {known}, or a folder of images or parquet files, got {shortened(cfg.name)}"
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from gmmc.data.splits import TEST_SEED, Dataset, LabelledImages, hold_out
 from gmmc.errors import InputError
 from gmmc.pixels import as_batch, as_uint8
+from gmmc.text import shortened
 
 CHANNELS = (1, 3)
 
@@ -71,7 +72,7 @@ def _classes(labels, class_names: Sequence[str] | None, count: int) -> tuple[Ten
     unknown = [value for value in occurring if value not in known]
     if unknown:
         rule = "be class names" if strings else f"lie in 0..{len(names) - 1}, the positions of class_names"
-        raise InputError(f"labels must {rule}, got {unknown[0]!r}")
+        raise InputError(f"labels must {rule}, got {shortened(unknown[0])}")
     return torch.tensor([known.index(value) for value in occurring])[torch.from_numpy(positions)], names
 
 

@@ -18,6 +18,7 @@ from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.pixels import as_uint8, to_signed, to_unit
 from gmmc.randomness import generator
+from gmmc.text import shortened
 
 
 def noise(images: Tensor, source: torch.Generator) -> Tensor:
@@ -110,7 +111,7 @@ def find_outside(name: str, data: Dataset, seed: int = 0) -> Outside:
     if not path.exists():
         near = difflib.get_close_matches(name, known, n=1)
         told = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-        raise InputError(f"no folder, parquet file or known set of images {name!r}; {told}")
+        raise InputError(f"no folder, parquet file or known set of images {shortened(name)}; {told}")
     last = path.resolve().name
     # Not to be taken for the set of that name.
     shown = f"{last} (folder)" if last in known else last

@@ -257,7 +257,7 @@ def _image_column(path: Path, schema, features: dict[str, dict[str, Any]]) -> st
 def _label_column(path: Path, schema, features: dict[str, dict[str, Any]], label: str) -> str:
     columns, where = listed(schema.names, 20), shown(path)
     if label and label not in schema.names:
-        raise InputError(f"data.label must be a column of {where}, one of {columns}, got {label!r}")
+        raise InputError(f"data.label must be a column of {where}, one of {columns}, got {shortened(label)}")
     found = [name for name in schema.names if name in LABELS or _class_names(features, name)]
     found = [label] if label else [name for name in PREFERRED if name in found] or found
     if not found:

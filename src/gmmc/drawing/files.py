@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import zipfile
 from collections.abc import Callable, Sequence
@@ -16,9 +17,11 @@ from gmmc.atomic import write_atomic
 from gmmc.drawing.folder import file_name
 from gmmc.drawing.parts import OnProgress, drawn_in, fingerprint, silent
 from gmmc.errors import InputError
+from gmmc.inputs import open_regular
 from gmmc.models import Classifier
 from gmmc.pixels import as_unit
 from gmmc.progress import Progress
+from gmmc.text import printable
 
 ROW_GROUP = 1000  # images; viewers read one group at a time
 
@@ -55,9 +58,10 @@ def to_file(
     form = FILES[path.suffix.lower()]
     series = Series(fingerprint(model, steps), labels.tolist(), list(range(seed, seed + len(labels))))
     parts = path.with_name(f".{path.name}.parts")
-    if path.exists():
+    if os.path.lexists(path):  # also a link to nothing, which would be replaced
         if not _holds(form, path, series):
-            raise InputError(f"--out must be a new file, got {path}, which holds something else")
+            rule = "--out must be a new file"
+            raise InputError(f"{rule}, got {printable(str(path))}, which holds something else")
         shutil.rmtree(parts, ignore_errors=True)
         return len(labels)
     images, there = drawn_in(parts, model, labels, seed, steps, on_progress or silent)
@@ -89,7 +93,7 @@ def _npz(images: Tensor, series: Series, class_names: Sequence[str]) -> bytes:
 
 def _in_npz(path: Path) -> Series:
     # Opened here: numpy leaves the file open when it cannot read it.
-    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+    with open_regular(path) as raw, np.load(raw, allow_pickle=False) as file:
         labels, seeds = file["labels"].tolist(), file["seeds"].tolist()
         if len(file["arr_0"]) != len(labels):  # read as a whole: damage is seen
             raise ValueError
@@ -127,7 +131,7 @@ def _parquet(images: Tensor, series: Series, class_names: Sequence[str]) -> byte
 def _in_parquet(path: Path) -> Series:
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path) as file:
+    with open_regular(path) as raw, parquet.ParquetFile(raw) as file:
         table = file.read(columns=["label", "seed"])
     made_by = table.schema.metadata[b"made_by"].decode()
     return Series(made_by, table["label"].to_pylist(), table["seed"].to_pylist())

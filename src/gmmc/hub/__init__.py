@@ -12,10 +12,11 @@ from gmmc import __version__, config, pretrained, runs
 from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
 from gmmc.inputs import parse_json, read_bytes
+from gmmc.limits import LONG_SHOWN
 from gmmc.models import Classifier
 from gmmc.places import check_replaceable, check_writable, has_mark
 from gmmc.records import CONFIG, MODEL, RESULTS
-from gmmc.text import printable
+from gmmc.text import printable, shortened
 
 DESCRIPTION, README = "config.json", "README.md"
 FILES = (DESCRIPTION, MODEL, README)
@@ -79,7 +80,8 @@ def from_pretrained(source: str | Path, *, device: str = "cpu", revision: str | 
     folder = Path(source)
     if folder.is_dir():
         if revision is not None:
-            raise InputError(f"revision is for a repository on the Hub, got the folder {str(source)!r}")
+            shown = shortened(str(source), LONG_SHOWN)
+            raise InputError(f"revision is for a repository on the Hub, got the folder {shown}")
     else:
         folder = _downloaded(str(source), revision)
     for name in (DESCRIPTION, MODEL):
@@ -122,16 +124,17 @@ def _check_description(file: Path, model: Classifier) -> None:
         raise InputError(f"{file} must be a JSON object with the key {MARK!r}, as save_pretrained writes it")
     own = described(model)
     try:  # with the defaults of what was not there when it was written
-        told["recipe"] = json.loads(json.dumps(dataclasses.asdict(config.from_dict(told.get("recipe", {})))))
+        recipe = told.get("recipe", {})
+        cfg = config.stored(recipe)[0] if isinstance(recipe, dict) else config.from_dict(recipe)
+        told["recipe"] = json.loads(json.dumps(dataclasses.asdict(cfg)))
     except InputError as error:
         raise InputError(f"the recipe in {file} is not one of this version of gmmc: {error}") from None
     said_of = dict(_flat(told))
     for key, value in _flat(own):
         said = said_of.get(key, value)
         if said != value and key != MARK:
-            raise InputError(
-                f"{file} is of another model: {key} must be {value!r} as in {MODEL}, got {said!r}"
-            )
+            rule = f"{key} must be {shortened(value)} as in {MODEL}"
+            raise InputError(f"{file} is of another model: {rule}, got {shortened(said)}")
 
 
 def _read_description(file: Path) -> dict[str, Any] | None:
@@ -157,7 +160,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 def _check_place(folder: Path) -> None:
     """An empty folder or one of ours; hidden files, such as those of git, are not looked at."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"a model is saved to a folder, got the file {str(folder)!r}")
+        raise InputError(f"a model is saved to a folder, got the file {shortened(str(folder), LONG_SHOWN)}")
     check_writable(folder, "folder")
     if not folder.exists():
         return
@@ -196,13 +199,14 @@ def _downloaded(repository: str, revision: str | None) -> Path:
     if not REPOSITORY.fullmatch(repository):
         shipped = f'; gmmc.load("{repository}") reads it' if repository in pretrained.names() else ""
         raise InputError(
-            f"a model must be a folder, or a repository on the Hub (user/name), got {repository!r}{shipped}"
+            "a model must be a folder, or a repository on the Hub (user/name), "
+            f"got {shortened(repository)}{shipped}"
         )
     import huggingface_hub
     from huggingface_hub import errors
 
-    where = f"no folder {repository!r} here, and "
-    at = f" at revision {revision!r}" if revision else ""
+    where = f"no folder {shortened(repository)} here, and "
+    at = f" at revision {shortened(revision)}" if revision else ""
     try:
         found = huggingface_hub.snapshot_download(
             repository, revision=revision, allow_patterns=[DESCRIPTION, MODEL], library_name="gmmc"

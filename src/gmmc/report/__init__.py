@@ -80,7 +80,7 @@ def build_sections(runs: list[Run]) -> list[Section]:
                 places = ", ".join(str(run.path / RESULTS) for run in runs if name in run.results)
                 why = " ".join(f"{type(error).__name__}: {error}".split())
                 raise InputError(
-                    f"the entry {name!r} in {places} cannot be shown ({why}); evaluate it again"
+                    f"the entry {shortened(name)} in {places} cannot be shown ({why}); evaluate it again"
                 ) from None
         bar.update(len(names), "training")
         trained = [run for run in runs if run.state != "measured"]

@@ -162,7 +162,7 @@ def per_class(shares: Sequence[float | None], names: Sequence[str], label: str) 
             axes.annotate(
                 percent(share, 1), (1, i), va="center", fontsize=11, annotation_clip=False, **beside
             )
-        axes.set_yticks(range(len(known)), [shortened(name) for _, name in known], color=INK)
+        axes.set_yticks(range(len(known)), [tick_label(name) for _, name in known], color=INK)
         axes.set(xlim=(0, 1), ylim=(len(known) - 0.4, -0.6))
         _bare(axes)
 
@@ -182,7 +182,7 @@ def confusion(counts: Sequence[Sequence[int]], names: Sequence[str], label: str)
         margins(figure, left=left, bottom=_text_width(names, slanted=True) + 24 if small else 40)
         if small:
             _numbered_cells(axes, table, shares)
-            ticks = [shortened(name) for name in names]
+            ticks = [tick_label(name) for name in names]
             slant: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
             axes.set_xticks(range(classes), ticks, color=INK, **(slant if max(map(len, ticks)) > 3 else {}))
             axes.set_yticks(range(classes), ticks, color=INK)
@@ -319,7 +319,7 @@ def class_look(index: int) -> Look:
 # --- shared ---------------------------------------------------------------------------------------
 
 
-def shortened(name: str, most: int = 16) -> str:
+def tick_label(name: str, most: int = 16) -> str:
     # A dollar would start matplotlib's mathematics.
     return cut(printable(name), most).replace("$", r"\$")
 

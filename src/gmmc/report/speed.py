@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from gmmc.report.canvas import ACCENT, INK, draw, margins
-from gmmc.report.figures import Series, against, series_legend, shortened
+from gmmc.report.figures import Series, against, series_legend, tick_label
 from gmmc.report.numbers import percent, plain
 from gmmc.report.parts import Cell, Group, Line, Panel, Table
 from gmmc.report.reading import Entry, Run
@@ -185,7 +185,7 @@ def speedups(ratios: Sequence[tuple[str, float]], label: str) -> Markup:
                 va="center",
                 fontsize=11,
             )
-        axes.set_yticks(range(len(ratios)), [shortened(name, NAME) for name, _ in ratios], color=INK)
+        axes.set_yticks(range(len(ratios)), [tick_label(name, NAME) for name, _ in ratios], color=INK)
         axes.set(xlim=(0, 1.05 * max(1, *values)), ylim=(len(ratios) - 0.4, -0.6))
         axes.grid(False)
         axes.xaxis.set_major_locator(NullLocator())
