@@ -422,3 +422,58 @@ def test_metrics_larger_than_the_bound_are_not_read(foreign):
     os.truncate(foreign / records.METRICS, 2**40)
     with pytest.raises(InputError, match=r"limits\.METRICS_BYTES"):
         records.read_metrics(foreign)
+
+
+@pytest.mark.parametrize("name", [WEIGHT, "reference.log_density", "reference.gamma2", "neighbours.features"])
+def test_kinds_of_numbers_that_torch_hardly_knows_are_refused(tmp_path, content, name):
+    tensors, info = content
+    line = refused(tmp_path, changed(tensors, name, lambda tensor: tensor.to(torch.float8_e4m3fn)), info)
+    assert name in line
+
+
+def test_a_reference_may_lack_a_score(tmp_path, content):
+    tensors, info = content
+    fewer = {name: tensor for name, tensor in tensors.items() if name != "reference.span_density"}
+    assert load(tmp_path, fewer, info).abstains_by == "log_density"
+
+
+@pytest.mark.parametrize("pace", [{}, {"lr": 1.0, "beta": 1.0}, {"lr": 1, "beta": 1, "alpha": {}}])
+def test_a_state_with_a_forged_pace_does_not_end_in_a_traceback(foreign, pace):
+    forge(foreign, lambda tensors, info: (tensors, info | {"pace": pace}))
+    (foreign / MODEL).unlink()
+    with pytest.raises(InputError, match="resume"):
+        train(config.from_dict(config.read_toml(foreign / CONFIG)), foreign)
+
+
+@pytest.mark.parametrize("key", ["data", "device"])
+def test_a_state_without_its_data_or_device(foreign, key):
+    forge(foreign, lambda tensors, info: (tensors, {k: v for k, v in info.items() if k != key}))
+    (foreign / MODEL).unlink()
+    cfg = config.from_dict(config.read_toml(foreign / CONFIG))
+    if key == "device":
+        assert train(cfg, foreign).trained["updates"] > 0
+        return
+    with pytest.raises(InputError, match="data"):
+        train(cfg, foreign)
+
+
+ODD_RESULTS = [
+    {"ood": []},
+    {"ood": {"values": {}, "conditions": []}},
+    {"ood": {"values": {"x": float("inf")}}},
+]
+
+
+@pytest.mark.parametrize("results", [*ODD_RESULTS, {"ood": {"values": {}, "conditions": {"outside": [[]]}}}])
+def test_odd_results_do_not_end_in_a_traceback(foreign, results, capsys):
+    (foreign / records.RESULTS).write_text(json.dumps(results))
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["evaluate", str(foreign), "accuracy"])
+    assert stopped.value.code in (0, 2)
+
+
+def test_a_home_of_nobody_is_a_path_like_others(foreign, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["evaluate", str(foreign), "ood", "--ood", "~nobody-at-all/photos"])
+    assert stopped.value.code == 2
+    assert "~nobody-at-all" in capsys.readouterr().err

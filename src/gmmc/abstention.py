@@ -51,7 +51,7 @@ class Reference:
     @property
     def mostly_outside_span(self) -> bool:
         """Whether more than half of the energy of a typical image lies outside the span of the means."""
-        if "residual" not in self.scores:
+        if not {"residual", "span_density"} <= self.scores.keys():
             return False
         return bool(-self.scores["residual"].median() > -self.scores["span_density"].median())
 

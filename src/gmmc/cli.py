@@ -146,7 +146,7 @@ def evaluate(
     changes = {"ood": tuple(ood) if ood else None, "samples": samples, "seed": seed, "attacks": attacks}
     changes |= {"attacked": attacked, "surrogate": surrogate, "features": features, "generated": generated}
     place, results = pretrained.workplace(run), records.read_results(pretrained.newest(run))
-    before = set(results.get("ood", {}).get("conditions", {}).get("outside", {}))
+    before = records.outside_sets(results)
     for name, result in evaluate_run(run, names or [], device, **changes):
         printing.print_result(name, result, place)
         lost = before - set(result.conditions.get("outside", before))

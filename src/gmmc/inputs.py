@@ -56,6 +56,14 @@ def read_bytes(path: Path, most: int | None = DOCUMENT_BYTES, bound: str = "DOCU
         return file.read(size)
 
 
+def expanded(name: str) -> Path:
+    """Return the path with ~ replaced; as it is where there is no such user."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
 def parse_json(content: str | bytes, where: str) -> Any:
     """Parse JSON; InputError in one line that names `where`."""
     return _parsed(JSON.decode, content, f"{where} is not valid JSON")

@@ -332,7 +332,8 @@ class Learner:
         if state.info["processes"] == self.fabric.world_size:
             torch.set_num_threads(state.info["threads"])  # the bits of a CPU run depend on it
         self.step = state.step
-        self.pace, self.rollbacks = dict(state.info["pace"]), state.info["rollbacks"]
+        self.pace = {name: float(state.info["pace"][name]) for name in self.pace}
+        self.rollbacks = int(state.info["rollbacks"])
         self.capped, self.start = state.info["capped"], state.info.get("start")
         self.model.load_state_dict(state.part("model"))
         if self.average:

@@ -89,6 +89,14 @@ def _read(path: Path, most: int = DOCUMENT_BYTES, bound: str = "DOCUMENT_BYTES")
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
+def outside_sets(results: dict[str, Any]) -> set[str]:
+    """Names of the other sets of images in the entry of the evaluation `ood`."""
+    found: Any = results
+    for key in ("ood", "conditions", "outside"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return set(found) if isinstance(found, dict) else set()
+
+
 def own_results(run: Path) -> dict[str, Any]:
     """The entries of results.json; InputError for a file of that name that gmmc did not write."""
     results = read_results(run)
@@ -99,6 +107,10 @@ def own_results(run: Path) -> dict[str, Any]:
             raise InputError(
                 f"{rule}, got the entry {shortened(name)}; move that file, or name another place"
             )
+    try:
+        _as_text(results)
+    except ValueError:
+        raise InputError(f"{run / RESULTS} must hold finite numbers; delete it and evaluate again") from None
     return results
 
 

@@ -31,6 +31,7 @@ NEIGHBOURS = "neighbours.features"
 # In the header of a model's file: γ² of its stored densities. Files without it have them at the fitted γ².
 DENSITY_GAMMA2 = "density_gamma2"
 AT_FITTED_GAMMA2 = ("log_density", "gradient_norm")  # scores that such a file cannot be used for
+FLOATS = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 TRAINED_COUNTS = ("updates", "parameters", "rollbacks", "processes")  # in `trained`
 TEXTS = ("data_sha256", "held_out_sha256", "commit", "sha256", "weights", "precision", "engine")
 
@@ -149,13 +150,13 @@ def _check_tensors(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> N
         wanted = expected[name]
         if tensor.shape != wanted.shape:
             raise InputError(f"{name} must have the shape {tuple(wanted.shape)}, got {tuple(tensor.shape)}")
-        if tensor.dtype.is_floating_point != wanted.dtype.is_floating_point:
+        if (tensor.dtype in FLOATS) != (wanted.dtype in FLOATS):
             raise InputError(f"{name} must be of the kind of {wanted.dtype}, got {tensor.dtype}")
         _check_finite(name, tensor)
 
 
 def _check_finite(name: str, tensor: Tensor) -> None:
-    if tensor.is_floating_point() and not tensor.float().isfinite().all():
+    if tensor.dtype in FLOATS and not tensor.isfinite().all():
         raise InputError(f"{name} must be finite, got NaN or infinity")
 
 
@@ -166,12 +167,12 @@ def _take_reference(tensors: dict[str, Tensor], density_gamma2: float | None) ->
     if not scores:
         return None
     gamma2 = scores.pop("gamma2", torch.empty(0))
-    if gamma2.numel() != 1 or not gamma2.is_floating_point() or not 0 < gamma2.item() < math.inf:
+    if gamma2.numel() != 1 or gamma2.dtype not in FLOATS or not 0 < gamma2.item() < math.inf:
         raise InputError(f"{REFERENCE}gamma2 must be one number above 0")
     for name, values in scores.items():
         if name not in SCORES:
             raise InputError(f"it has the unknown tensor {shortened(REFERENCE + name)}")
-        if values.dim() != 1 or not len(values) or not values.is_floating_point():
+        if values.dim() != 1 or not len(values) or values.dtype not in FLOATS:
             raise InputError(f"{REFERENCE}{name} must be a row of numbers, got {tuple(values.shape)}")
         _check_finite(f"{REFERENCE}{name}", values)
         if (values.diff() < 0).any():
@@ -188,7 +189,7 @@ def _take_neighbours(tensors: dict[str, Tensor]) -> Neighbours | None:
     features = tensors.pop(NEIGHBOURS, None)
     if features is None:
         return None
-    if features.dim() != 2 or not len(features) or not features.is_floating_point():
+    if features.dim() != 2 or not len(features) or features.dtype not in FLOATS:
         raise InputError(f"{NEIGHBOURS} must be a table of numbers, got {tuple(features.shape)}")
     _check_finite(NEIGHBOURS, features)
     return Neighbours(features)

@@ -50,8 +50,9 @@ def abstaining(model: Classifier) -> str:
 def moved(state: State, learner: Learner) -> str:
     """What is different from the processes that wrote the state."""
     parts = []
-    if state.info["device"] != learner.device.type:
-        parts.append(f", begun on {state.info['device']}")
+    device = state.info.get("device", learner.device.type)
+    if device != learner.device.type:
+        parts.append(f", begun on {device}")
     before = state.info.get("precision", learner.cfg.train.precision)  # older states do not say
     if before != learner.precision:
         parts.append(f", now in {learner.precision} instead of {before}")

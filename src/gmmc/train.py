@@ -110,7 +110,7 @@ def load_state(folder: RunFolder, data: Dataset, fabric: "Fabric") -> tuple[Stat
     rank = 0 if is_leader() else fabric.global_rank
     state, complaints = folder.load_state(rank, fabric.world_size)
     if state:
-        check_same_data(state.info["data"], state.info.get("held_out"), data, folder)
+        check_same_data(state.info.get("data", ""), state.info.get("held_out"), data, folder)
         folder.metrics()
     return state, complaints
 

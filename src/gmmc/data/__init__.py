@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from gmmc.config import DataConfig
 from gmmc.data import named, stored
@@ -13,6 +12,7 @@ from gmmc.data.outside import GENERATED, Outside, find_outside, outside
 from gmmc.data.speaking import say
 from gmmc.data.splits import Dataset, LabelledImages, Parts, hold_out
 from gmmc.errors import InputError
+from gmmc.inputs import expanded
 from gmmc.text import shortened
 
 SOURCES: dict[str, Callable[[DataConfig], Parts]] = {
@@ -35,7 +35,7 @@ def load(cfg: DataConfig, seed: int) -> Dataset:
 def _parts(cfg: DataConfig) -> Parts:
     if cfg.name in SOURCES:
         return SOURCES[cfg.name](cfg)
-    path = Path(cfg.name).expanduser()
+    path = expanded(cfg.name)
     if cfg.name and path.exists():
         return stored.load(path, cfg)
     known = ", ".join(SOURCES)
@@ -46,7 +46,7 @@ def _parts(cfg: DataConfig) -> Parts:
 
 def located(cfg: DataConfig) -> DataConfig:
     """With the whole path of a folder: a run is evaluated later, perhaps from elsewhere."""
-    path = Path(cfg.name).expanduser()
+    path = expanded(cfg.name)
     return cfg if cfg.name in SOURCES or not path.exists() else replace(cfg, name=str(path.resolve()))
 
 

@@ -10,6 +10,7 @@ from gmmc.data import stored
 from gmmc.data.layout import SPLITS
 from gmmc.data.splits import Parts
 from gmmc.errors import InputError
+from gmmc.inputs import expanded
 from gmmc.ranks import is_leader
 
 
@@ -51,7 +52,7 @@ def _folders(name: str, root: str) -> Iterator[Path]:
     known = NAMED[name]
     for place in filter(None, (root, os.environ.get("GMMC_DATA"))):
         for called in known.folders:
-            folder = Path(place).expanduser() / called
+            folder = expanded(place) / called
             if folder.is_dir():
                 yield folder / known.part if (folder / known.part).is_dir() else folder
 

@@ -3,7 +3,6 @@
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from gmmc.data.reading import fitted
 from gmmc.data.speaking import say
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
+from gmmc.inputs import expanded
 from gmmc.pixels import as_uint8, to_signed, to_unit
 from gmmc.randomness import generator
 from gmmc.text import shortened
@@ -107,7 +107,7 @@ def find_outside(name: str, data: Dataset, seed: int = 0) -> Outside:
     if name in named.NAMED:
         return Outside(name, *stored.load_unlabelled(named.find(name, data.root), data.shape, name))
     known = (*GENERATED, "digits", *named.NAMED)
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not path.exists():
         near = difflib.get_close_matches(name, known, n=1)
         told = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"

@@ -21,6 +21,7 @@ from torch import Tensor
 from gmmc.data import Dataset, cache
 from gmmc.errors import InputError
 from gmmc.evaluations.generation import small_features
+from gmmc.inputs import expanded
 from gmmc.pixels import to_signed
 from gmmc.precision import full_float32
 from gmmc.progress import Progress
@@ -86,7 +87,7 @@ def find(name: str, data: Dataset, device: torch.device) -> FeatureNetwork:
         return small(data, device)
     if name == "inception":
         return scripted(inception_file(), data, device)
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not path.is_file():
         raise InputError(
             f"features must be auto, inception, small or a TorchScript file, got {shortened(name)}"
