@@ -168,6 +168,7 @@ def spoil(run: Path, file: str, content: str) -> Path:
         ("metrics.jsonl", '{"step": ' + "[" * 2000 + "\n", "metrics.jsonl is damaged in line 1"),
         ("results.json", "[" * 2000 + "]" * 2000, "results.json is damaged"),
         ("results.json", '{"a": ' * 40 + "1" + "}" * 40, "results.json is damaged"),
+        ("results.json", json.dumps({str(i): {} for i in range(1001)}), "limits.RESULTS_KEPT"),
         ("results.json", '{"accuracy": {"values": {"top1": 1' + "0" * 400 + "}}}", "results.json is damaged"),
         ("results.json", r'{"accuracy": {"flags": ["\ud83d"]}}', "results.json is damaged"),
         ("results.json", '{"' + "x" * 100_000 + '": 3}', "damaged in entry 'xxx"),

@@ -1,6 +1,7 @@
 """Files that are written whole or not at all."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,12 @@ def write_atomic(path: Path, content: bytes) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def leftovers(folder: Path, name: str) -> list[Path]:
+    """Temporary files that killed calls of `write_atomic` left of files with this name, a pattern."""
+    found = folder.glob(f".{name}.*.tmp")
+    return [path for path in found if re.fullmatch(r"\d+", path.name.split(".")[-2])]
 
 
 @contextmanager

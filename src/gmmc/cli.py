@@ -32,6 +32,7 @@ from gmmc.options import (
     Surrogate,
     Tpr,
 )
+from gmmc.places import check_within
 from gmmc.printing import print_line
 from gmmc.ranks import is_leader
 from gmmc.text import cut, printable, shortened
@@ -228,7 +229,10 @@ def sample(
 
     if balanced and label:
         raise InputError("--balanced is for all classes and goes without --label")
-    out = out or pretrained.workplace(run) / "samples"
+    if out is None:
+        place = pretrained.workplace(run)
+        out = place / "samples"
+        check_within(out / "image", place, "RUN")
     model = load_model(run, device)
     chosen = model.class_names if balanced else label or []
     print_line(draw(model, out, number=number, class_names=chosen, seed=seed, steps=steps))
@@ -348,7 +352,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         let_anything_be_written(sys.stdout, sys.stderr)
     try:
         status = app(arguments or ["--help"], standalone_mode=False)
-        sys.stdout.flush()
+        print(end="", flush=True)  # unlike sys.stdout.flush(), also where it is closed: gmmc … >&-
     except InputError as error:
         fail(error, 2)
     except Diverged as error:

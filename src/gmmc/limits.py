@@ -19,6 +19,7 @@ FOLDER_DEPTH = 64  # of folders inside each other
 MODEL_BYTES = 8 * 1024 * MiB  # of a model's file
 ROW_NUMBERS = 100_000  # of one row of a table, as a model sees it
 DOCUMENT_BYTES = 64 * MiB  # of a TOML or JSON file
+RESULTS_KEPT = 1000  # entries of results.json
 METRICS_BYTES = 256 * MiB  # of metrics.jsonl, which grows with a training
 TOML_CHARACTERS = MiB  # of a recipe or a card
 NESTING = 32  # levels of brackets in a TOML or JSON file, and parts of a dotted key

@@ -4,6 +4,7 @@ import io
 from collections.abc import Sequence
 
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from gmmc.pixels import to_uint8
@@ -49,7 +50,10 @@ def grid(
     return canvas
 
 
-def png(image: Image.Image) -> bytes:
-    content = io.BytesIO()
-    image.save(content, format="PNG")
+def png(image: Image.Image, texts: dict[str, str] | None = None) -> bytes:
+    """Encode an image, with these texts by their keywords."""
+    content, info = io.BytesIO(), PngInfo()
+    for keyword, text in (texts or {}).items():
+        info.add_text(keyword, text)
+    image.save(content, format="PNG", pnginfo=info)
     return content.getvalue()

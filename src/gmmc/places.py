@@ -3,16 +3,19 @@
 gmmc replaces only files that gmmc wrote, and knows them by a mark in their content.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from gmmc.atomic import leftovers
 from gmmc.errors import InputError
 from gmmc.inputs import open_regular
 from gmmc.limits import MARK_BYTES
 from gmmc.text import printable, shortened
 
+PARTS = "part-*.safetensors"  # images drawn so far, see drawing/parts.py
 PNG_MARK = b"tEXtgmmc\0"  # a text chunk with the keyword gmmc
 PAGE_MARK = b'<meta name="generator" content="gmmc '
 
@@ -55,3 +58,13 @@ def has_mark(path: Path, mark: bytes) -> bool:
             return mark in file.read(MARK_BYTES)
     except OSError:
         return False
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove finished parts of a drawing, and their folder if nothing else is in it."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for path in [*folder.glob(PARTS), *leftovers(folder, PARTS)]:
+        path.unlink()
+    with contextlib.suppress(OSError):  # there are files of others
+        folder.rmdir()

@@ -12,7 +12,7 @@ from typing import Any
 from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
 from gmmc.inputs import open_lock, open_regular, parse_json, read_bytes
-from gmmc.limits import DOCUMENT_BYTES, METRICS_BYTES
+from gmmc.limits import DOCUMENT_BYTES, METRICS_BYTES, RESULTS_KEPT
 from gmmc.places import check_writable
 from gmmc.text import shortened
 
@@ -77,6 +77,10 @@ def read_results(run: Path) -> dict[str, Any]:
         results = parse_json(_read(path), "it")
         if not isinstance(results, dict):
             raise InputError("it holds no object")
+        if len(results) > RESULTS_KEPT:
+            raise InputError(
+                f"it holds {len(results):,} entries, more than {RESULTS_KEPT} (limits.RESULTS_KEPT)"
+            )
     except InputError as error:
         raise InputError(f"{path} is damaged: {error}; delete it and evaluate again") from None
     return results

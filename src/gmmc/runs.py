@@ -4,13 +4,11 @@ Files are written whole or not at all (metrics.jsonl grows line by line, and a c
 Weights and states carry a hash of their content and are refused when it does not match. Nothing is unpickled.
 """
 
-import contextlib
 import dataclasses
 import fcntl
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,16 +19,17 @@ import torch
 from torch import Tensor
 
 from gmmc import __version__, config, pretrained, records
-from gmmc.atomic import naming, write_atomic
+from gmmc.atomic import leftovers, naming, write_atomic
 from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.inputs import open_lock
 from gmmc.limits import LONG_SHOWN, MODEL_BYTES, STATE_COUNTS
 from gmmc.models import Classifier, pick_device
 from gmmc.packing import Damaged, pack, unpack
+from gmmc.places import check_within, remove_parts
 from gmmc.progress import Progress
 from gmmc.ranks import is_leader
-from gmmc.records import CONFIG, LAST_GOOD, LOCK, METRICS, MODEL
+from gmmc.records import CONFIG, LAST_GOOD, LOCK, METRICS, MODEL, RESULTS
 from gmmc.restoring import DENSITY_GAMMA2, NEIGHBOURS, REFERENCE, restore
 from gmmc.text import shortened
 
@@ -68,6 +67,7 @@ class RunFolder:
             self._check_same(cfg)
         else:
             self._check_free()
+        check_within(self.path / RESUME / "state", self.path, "--out")
         try:
             (self.path / RESUME).mkdir(parents=True, exist_ok=True)
             lock = open_lock(self.path / LOCK)
@@ -80,13 +80,20 @@ class RunFolder:
                 raise InputError(
                     f"another process is training in {self.path}; wait for it or stop it"
                 ) from None
-            for leftover in [*self.path.glob(".*.tmp"), *(self.path / RESUME).glob(".*.tmp")]:
-                leftover.unlink()  # of a process that was killed while writing
+            self._remove_leftovers()
             if not (
                 self.path / MODEL
             ).exists():  # a finished run keeps what `gmmc calibrate` may have changed
                 self._write_config(config.to_toml(cfg).encode())
             yield
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a process left that was killed while writing; other hidden files are the user's."""
+        for name in (CONFIG, METRICS, RESULTS, MODEL, LAST_GOOD):
+            for path in leftovers(self.path, name):
+                path.unlink()
+        for path in leftovers(self.path / RESUME, "step-*.safetensors"):
+            path.unlink()
 
     def _write_config(self, content: bytes) -> None:
         """Also of a run that goes on: it may have moved to other devices."""
@@ -245,16 +252,19 @@ class RunFolder:
 
     def work(self, name: str) -> Path:
         """Where an evaluation keeps what it has so far."""
-        return self.path / "work" / name
+        place = self.path / "work" / name
+        check_within(place / "part", self.path, "the run folder")
+        return place
 
     def forget(self, work: Path | None) -> None:
         """The result is kept; other evaluations, and those with other settings, may still have something."""
         if work is None:
             return
-        shutil.rmtree(work) if work.is_dir() else work.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            for folder in (work.parent, self.path / "work"):
-                folder.rmdir()
+        if not work.is_dir():
+            work.unlink(missing_ok=True)
+        folders = [path for path in work.rglob("*") if path.is_dir() and not path.is_symlink()]
+        for folder in (*sorted(folders, reverse=True), work, work.parent, self.path / "work"):
+            remove_parts(folder)
 
     def results(self) -> dict[str, Any]:
         return records.read_results(self.path)

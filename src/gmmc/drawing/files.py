@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import shutil
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from gmmc.errors import InputError
 from gmmc.inputs import open_regular
 from gmmc.models import Classifier
 from gmmc.pixels import as_unit
+from gmmc.places import check_within, remove_parts
 from gmmc.progress import Progress
 from gmmc.text import printable
 
@@ -62,11 +62,12 @@ def to_file(
         if not _holds(form, path, series):
             rule = "--out must be a new file"
             raise InputError(f"{rule}, got {printable(str(path))}, which holds something else")
-        shutil.rmtree(parts, ignore_errors=True)
+        remove_parts(parts)
         return len(labels)
+    check_within(parts / "part", path.parent, "--out")
     images, there = drawn_in(parts, model, labels, seed, steps, on_progress or silent)
     write_atomic(path, form.content(images, series, model.class_names))
-    shutil.rmtree(parts)
+    remove_parts(parts)
     return there
 
 

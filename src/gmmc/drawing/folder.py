@@ -1,6 +1,5 @@
 """Images as PNG files in a folder."""
 
-import io
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import torch
 from PIL import Image, ImageColor
-from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from gmmc import pictures
@@ -24,6 +22,7 @@ from gmmc.places import PNG_MARK, check_replaceable, has_mark
 
 IN_GRID = 100  # images
 GRID = "grid.png"
+NAME_BYTES = 200  # of a class name in a file name, which has at most 255
 
 
 def to_folder(
@@ -97,10 +96,7 @@ def _write_png(path: Path, image: Tensor, stamp: dict[str, str | int]) -> None:
 
 def _stamped(picture: Image.Image, stamp: dict[str, str | int]) -> bytes:
     """A PNG with the stamp as its text; see `places.PNG_MARK`."""
-    info, content = PngInfo(), io.BytesIO()
-    info.add_text("gmmc", json.dumps(stamp))
-    picture.save(content, format="PNG", pnginfo=info)
-    return content.getvalue()
+    return pictures.png(picture, {"gmmc": json.dumps(stamp)})
 
 
 def _check_replaceable(images: Iterable[Path], grid: Path) -> None:
@@ -140,4 +136,5 @@ def _bears(path: Path, stamp: dict[str, str | int]) -> bool:
 
 
 def file_name(class_name: str, seed: int) -> str:
-    return f"{class_name.replace('/', '_')}_seed{seed:06d}.png"
+    name = class_name.replace("/", "_").encode()[:NAME_BYTES].decode(errors="ignore")
+    return f"{name}_seed{seed:06d}.png"

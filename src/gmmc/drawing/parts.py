@@ -11,11 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gmmc.atomic import write_atomic
+from gmmc.atomic import leftovers, write_atomic
 from gmmc.errors import InputError
 from gmmc.models import Classifier
 from gmmc.packing import Damaged, pack, unpack
 from gmmc.pixels import Shape, to_uint8
+from gmmc.places import PARTS
 
 EMPTY = torch.empty(0)
 PART_SECONDS = 3.0  # of work in a part: what a kill may cost
@@ -127,7 +128,7 @@ def _kept_parts(folder: Path, made_by: str, labels: Tensor, seed: int, shape: Sh
         parts.append(images)
         kept.add(path)
         done += len(images)
-    for path in [*folder.glob("part-*.safetensors"), *folder.glob(".part-*.tmp")]:
+    for path in [*folder.glob(PARTS), *leftovers(folder, PARTS)]:
         if path not in kept:
             path.unlink()
     return parts

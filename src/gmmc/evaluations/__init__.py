@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from gmmc import pictures
+from gmmc import __version__, pictures
 from gmmc.atomic import write_atomic
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
@@ -32,8 +32,8 @@ from gmmc.evaluations.generation import was_made_to_sample
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
 from gmmc.pixels import Shape
-from gmmc.places import check_within
-from gmmc.records import check_keeps_results
+from gmmc.places import PNG_MARK, check_replaceable, check_within, has_mark
+from gmmc.records import CONFIG, check_keeps_results
 from gmmc.runs import RunFolder
 from gmmc.scores import evaluating
 from gmmc.text import shortened
@@ -81,8 +81,10 @@ def evaluate(
 def keep(result: Result, name: str, folder: RunFolder) -> None:
     for path in result.pictures:
         check_within(folder.path / path, folder.path, "the run folder")
+        if not (folder.path / CONFIG).is_file():  # in a run folder, all pictures are gmmc's
+            check_replaceable(folder.path / path, "out", lambda picture: has_mark(picture, PNG_MARK))
     for path, picture in result.pictures.items():
-        write_atomic(folder.path / path, pictures.png(picture))
+        write_atomic(folder.path / path, pictures.png(picture, {"gmmc": __version__}))
     folder.save_results({name: result.entry()})
     folder.forget(result.unfinished)
 
