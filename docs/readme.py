@@ -483,7 +483,7 @@ def autoattack_table() -> str:
         "images only ours, only theirs broke",
         "time, theirs",
     ]
-    told = (
+    caption = (
         f"Shipped model at the fitted temperature, the {conditions['attacked']} of {conditions['images']} "
         "test images that it names right, each part on all of them, Square with "
         f"{conditions['queries']:,} queries; "
@@ -491,7 +491,7 @@ def autoattack_table() -> str:
         f"{conditions['commit'][:10]}: [results/autoattack.json](../results/autoattack.json), by "
         "[benchmarks/autoattack.py](../benchmarks/autoattack.py)."
     )
-    return f"{table(header, rows)}\n{told}\n"
+    return f"{table(header, rows)}\n{caption}\n"
 
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {

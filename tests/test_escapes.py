@@ -98,12 +98,12 @@ def test_results(tmp_path, capsys):
 
 
 def test_comparisons(capsys):
-    told = {"changes": [EVIL], "seed": 0, "state": "finished but not evaluated"}
+    entry = {"changes": [EVIL], "seed": 0, "state": "finished but not evaluated"}
     comparison.show(
         {
             "values": {},
             "flags": [EVIL],
-            "conditions": {"runs": {EVIL: told}, "baseline": "", "noise": EVIL},
+            "conditions": {"runs": {EVIL: entry}, "baseline": "", "noise": EVIL},
         }
     )
     out = capsys.readouterr().out

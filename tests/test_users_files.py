@@ -45,11 +45,11 @@ def refused(capsys, *arguments) -> str:
     """The one line with which a command ends at status 2."""
     with pytest.raises(SystemExit) as stop:
         cli.main([str(argument) for argument in arguments])
-    told = capsys.readouterr().err
-    assert stop.value.code == 2, told
-    assert "Traceback" not in told
-    assert told.count("\n") == 1, told
-    return told
+    error = capsys.readouterr().err
+    assert stop.value.code == 2, error
+    assert "Traceback" not in error
+    assert error.count("\n") == 1, error
+    return error
 
 
 def no_work(*_, **__):

@@ -34,11 +34,11 @@ def to_folder(
     steps: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> int:
-    """PNG files named by class and seed, and the first in grid.png; gives how many were there already.
+    """Write PNG files named by class and seed, and the first ones in grid.png; return how many existed.
 
-    Each file holds a stamp of what it was drawn by, so that one of the same name of another model is drawn
-    anew. Files without a stamp are not ours: they are refused before anything is drawn, but for an empty
-    image, which a power cut may leave, and a grid.png of an older gmmc, known by its frame.
+    Each file holds a stamp of what it was drawn by, so that images of another model are replaced. A file
+    without a stamp is refused before anything is drawn, except for an empty image, which a power cut may
+    leave, and the grid.png of an older gmmc, recognised by its frame.
     """
     model.sample_blocks(labels, seed, steps=steps)  # refuses what cannot be drawn before anything is touched
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from gmmc.progress import Progress
 from gmmc.randomness import generator
 from gmmc.runs import RunFolder
 
-FORMAT = 3  # another number where an attack changes: what an interrupted evaluation left is begun anew
+FORMAT = 3  # another number where an attack changes: an interrupted evaluation then restarts
 FEW = 50  # images below which a number is a rough one
 PARTIAL = ("cw",)  # not on all images: it counts for the worst case, and has no accuracy of its own
 
