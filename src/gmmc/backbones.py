@@ -117,8 +117,8 @@ def _channels(shape: Shape) -> int:
 # Name, or pattern of names with sizes in them → builder and its own activation.
 BACKBONES: dict[str, tuple[Callable[..., nn.Sequential], str]] = {
     r"small_cnn": (small_cnn, "silu"),
-    r"wrn-(\d+)-([1-9]\d*)": (wide_resnet, "leaky_relu"),
-    r"mlp-([1-9]\d*)-([1-9]\d*)": (mlp, "leaky_relu"),
+    r"wrn-(\d{1,7})-([1-9]\d{0,6})": (wide_resnet, "leaky_relu"),
+    r"mlp-([1-9]\d{0,6})-([1-9]\d{0,6})": (mlp, "leaky_relu"),
 }
 
 

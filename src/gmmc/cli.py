@@ -232,7 +232,7 @@ def sample(
     if out is None:
         place = pretrained.workplace(run)
         out = place / "samples"
-        check_within(out / "image", place, "RUN")
+        check_within(out, place, "RUN")
     model = load_model(run, device)
     chosen = model.class_names if balanced else label or []
     print_line(draw(model, out, number=number, class_names=chosen, seed=seed, steps=steps))

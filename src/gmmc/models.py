@@ -20,6 +20,7 @@ from gmmc.sampling import BOX, SAMPLERS, Chains, Mover, Noise, SeededNoise, desc
 from gmmc.scores import (
     Tempered,
     batched,
+    check_finite,
     feature_energies,
     feature_scores,
     features,
@@ -70,7 +71,9 @@ class Classifier(nn.Module):
 
     def logits(self, images) -> Tensor:
         """Logits of any number of images: arrays or tensors, uint8 or [0, 1]."""
-        return batched(self, self, as_batch(images, self.shape))
+        found = batched(self, self, as_batch(images, self.shape))
+        check_finite(found.logsumexp(-1))  # a class may have −∞: its prior may be zero
+        return found
 
     def predict_log_proba(self, images) -> Tensor:
         """log p(y|x)  (Eq. 11)."""
@@ -95,7 +98,9 @@ class Classifier(nn.Module):
         def density(x: Tensor) -> Tensor:
             return core.log_density(self.head.logits_at(self.features(x), 1.0))
 
-        return batched(self, density, as_batch(images, self.shape))
+        found = batched(self, density, as_batch(images, self.shape))
+        check_finite(found)
+        return found
 
     def tempered(self) -> Tempered:
         """This model with γ² left open."""
@@ -174,6 +179,7 @@ class Classifier(nn.Module):
             values = gradient_norms(network, batch)
         else:
             values = feature_scores(network, found, reference.gamma2, [score])[score]
+        check_finite(torch.stack([confidence, values], 1))
         percentile = reference.percentile(score, values)
         names = [self.class_names[y] for y in labels]
         return Answer(labels, names, confidence, score, values, threshold, percentile, values >= threshold)
@@ -252,7 +258,9 @@ class Classifier(nn.Module):
     def _finished_blocks(self, labels: Tensor, seed: int, steps: int) -> Iterator[Tensor]:
         move = self._mover()
         for first, count, padded in self._blocks(labels):
-            yield self._chains(move, padded, seed + first, steps)[:count]
+            images = self._chains(move, padded, seed + first, steps)[:count]
+            check_finite(images)
+            yield images
 
     def sample_labels(self, n: int, seed: int = 0) -> Tensor:
         """The classes that `sample(n, seed=seed)` draws from the priors."""

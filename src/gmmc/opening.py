@@ -2,11 +2,13 @@
 
 import contextlib
 import io
+import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 
 from gmmc.errors import InputError
 from gmmc.inputs import read_bytes
@@ -15,6 +17,7 @@ from gmmc.text import printable
 
 # Those of data.folder.SUFFIXES. Pillow has more, and starts Ghostscript for one of them.
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000")
+TIFF_TILE = (322, 323)  # the tags TileWidth and TileLength
 
 
 @contextlib.contextmanager
@@ -35,9 +38,10 @@ def opened(source: Path | bytes, where: str) -> Iterator[Image.Image]:
     try:
         content = source if isinstance(source, bytes) else read_bytes(source, ENCODED_BYTES, "ENCODED_BYTES")
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            if image.width * image.height > PICTURE_PIXELS:
+            if decoded_pixels(image) > PICTURE_PIXELS:
                 bound = f"{PICTURE_PIXELS:,} pixels (limits.PICTURE_PIXELS)"
-                raise InputError(f"{where} must have at most {bound}, got {image.width}×{image.height}")
+                got = f"{decoded_pixels(image):,}, at {image.width}×{image.height}"
+                raise InputError(f"{where} must have at most {bound}, got {got}")
             yield image
     except InputError:
         raise
@@ -51,3 +55,9 @@ def opened(source: Path | bytes, where: str) -> Iterator[Image.Image]:
     except Exception as error:  # from damaged bytes the decoders raise almost anything
         reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"cannot read {where} as an image: {printable(reason)}") from None
+
+
+def decoded_pixels(image: Image.Image) -> int:
+    """Return how many pixels a decoder makes of the picture: tiles of a TIFF may be larger than all of it."""
+    tile = [image.tag_v2.get(tag, 0) for tag in TIFF_TILE] if isinstance(image, TiffImageFile) else [0]
+    return max(image.width * image.height, math.prod(tile))

@@ -42,13 +42,16 @@ def check_replaceable(path: Path, name: str, is_ours: Callable[[Path], bool]) ->
         raise InputError(f"{rule}, got {printable(str(path))}; move that file, or name another place")
 
 
-def check_within(path: Path, folder: Path, name: str) -> None:
-    """Refuse a path below `folder` that a link leads out of it; `name` is that of the folder's argument."""
-    # Of the path itself a link would be replaced, not followed.
-    place = Path(os.path.realpath(path.parent))
-    if not place.is_relative_to(os.path.realpath(folder)):
+def check_within(place: Path, folder: Path, name: str) -> None:
+    """Refuse a place below `folder` that is behind a link out of it; `name` is that of the folder's argument.
+
+    Files that are written whole replace a link. So this is for the folders they are in, and for files that
+    are appended to.
+    """
+    actual = Path(os.path.realpath(place))
+    if not actual.is_relative_to(os.path.realpath(folder)):
         rule = f"{name} must hold its files in itself, not behind links"
-        raise InputError(f"{rule}, got {printable(str(path))}, which is in {printable(str(place))}")
+        raise InputError(f"{rule}, got {printable(str(place))}, which is {printable(str(actual))}")
 
 
 def has_mark(path: Path, mark: bytes) -> bool:

@@ -123,6 +123,8 @@ def _checked_facts(facts: Any, where: str) -> dict[str, Any]:
             _checked_facts(value, place)
         elif name in TRAINED_COUNTS and not (type(value) is int and value >= 0):
             raise InputError(f"{place} must be a whole number from 0, got {shortened(value)}")
+        elif name == "seconds" and not (_is_number(value) and value >= 0):
+            raise InputError(f"{place} must be a finite number from 0, got {shortened(value)}")
         elif name in TEXTS and not isinstance(value, str):
             raise InputError(f"{place} must be a string, got {shortened(value)}")
         elif isinstance(value, str):

@@ -67,7 +67,8 @@ class RunFolder:
             self._check_same(cfg)
         else:
             self._check_free()
-        check_within(self.path / RESUME / "state", self.path, "--out")
+        for place in (RESUME, METRICS):
+            check_within(self.path / place, self.path, "--out")
         try:
             (self.path / RESUME).mkdir(parents=True, exist_ok=True)
             lock = open_lock(self.path / LOCK)
@@ -253,7 +254,7 @@ class RunFolder:
     def work(self, name: str) -> Path:
         """Where an evaluation keeps what it has so far."""
         place = self.path / "work" / name
-        check_within(place / "part", self.path, "the run folder")
+        check_within(place, self.path, "the run folder")
         return place
 
     def forget(self, work: Path | None) -> None:

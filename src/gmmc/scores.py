@@ -105,7 +105,8 @@ def unit_energies(network: Tempered, images: Tensor, on_progress: OnProgress | N
 
 
 def check_finite(numbers: Tensor) -> None:
-    wrong = int((~numbers.isfinite()).flatten(1).any(1).sum())
+    """Refuse NaN and infinity in numbers of images, (N, …)."""
+    wrong = int((~numbers.isfinite())[:, None].flatten(1).any(1).sum())
     if wrong:
         raise InputError(f"the model gives numbers that are not finite for {wrong} of {len(numbers)} images")
 

@@ -15,7 +15,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from gmmc.errors import InputError
 from gmmc.limits import IMAGE_SIDE, PIXELS_AT_ONCE
-from gmmc.opening import opened
+from gmmc.opening import decoded_pixels, opened
 
 Conversion = tuple[str, str]  # what an image was, and what was done to it
 
@@ -70,7 +70,7 @@ def decode(
     Without a mode, L or RGB as the file has it. Without a height and width, the size of the file, which a
     model has to take: such an image must be smaller.
     """
-    with opened(source, where) as image, ROOM.taken(image.width * image.height):
+    with opened(source, where) as image, ROOM.taken(decoded_pixels(image)):
         if not height and max(image.size) > IMAGE_SIDE:
             bound = f"{IMAGE_SIDE:,} pixels wide and high (limits.IMAGE_SIDE)"
             remedy = "data.size=… or --resize shrinks it"

@@ -38,7 +38,7 @@ class Form(NamedTuple):
     """A kind of file."""
 
     content: Callable[[Tensor, Series, Sequence[str]], bytes]  # of images, with the names of the classes
-    held: Callable[[Path], Series]  # the images that a file of ours holds; an error for any other
+    holds: Callable[[Path, Series], bool]  # whether a file holds these images; any other may be an error
 
 
 def to_file(
@@ -64,7 +64,7 @@ def to_file(
             raise InputError(f"{rule}, got {printable(str(path))}, which holds something else")
         remove_parts(parts)
         return len(labels)
-    check_within(parts / "part", path.parent, "--out")
+    check_within(parts, path.parent, "--out")
     images, there = drawn_in(parts, model, labels, seed, steps, on_progress or silent)
     write_atomic(path, form.content(images, series, model.class_names))
     remove_parts(parts)
@@ -73,7 +73,7 @@ def to_file(
 
 def _holds(form: Form, path: Path, series: Series) -> bool:
     try:
-        return form.held(path) == series
+        return form.holds(path, series)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         return False
 
@@ -92,13 +92,13 @@ def _npz(images: Tensor, series: Series, class_names: Sequence[str]) -> bytes:
     return file.getvalue()
 
 
-def _in_npz(path: Path) -> Series:
+def _in_npz(path: Path, series: Series) -> bool:
     # Opened here: numpy leaves the file open when it cannot read it.
     with open_regular(path) as raw, np.load(raw, allow_pickle=False) as file:
-        labels, seeds = file["labels"].tolist(), file["seeds"].tolist()
-        if len(file["arr_0"]) != len(labels):  # read as a whole: damage is seen
-            raise ValueError
-        return Series(str(file["made_by"]), labels, seeds)
+        if sum(part.file_size for part in file.zip.infolist()) > path.stat().st_size:
+            return False  # ours are not compressed
+        held = Series(str(file["made_by"]), file["labels"].tolist(), file["seeds"].tolist())
+        return held == series and len(file["arr_0"]) == len(series.labels)  # read as a whole: damage is seen
 
 
 def _parquet(images: Tensor, series: Series, class_names: Sequence[str]) -> bytes:
@@ -129,13 +129,15 @@ def _parquet(images: Tensor, series: Series, class_names: Sequence[str]) -> byte
     return file.getvalue()
 
 
-def _in_parquet(path: Path) -> Series:
+def _in_parquet(path: Path, series: Series) -> bool:
     from pyarrow import parquet
 
     with open_regular(path) as raw, parquet.ParquetFile(raw) as file:
+        if file.metadata.num_rows != len(series.labels):
+            return False
         table = file.read(columns=["label", "seed"])
     made_by = table.schema.metadata[b"made_by"].decode()
-    return Series(made_by, table["label"].to_pylist(), table["seed"].to_pylist())
+    return Series(made_by, table["label"].to_pylist(), table["seed"].to_pylist()) == series
 
 
 FILES = {".npz": Form(_npz, _in_npz), ".parquet": Form(_parquet, _in_parquet)}

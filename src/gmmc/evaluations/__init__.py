@@ -80,7 +80,7 @@ def evaluate(
 
 def keep(result: Result, name: str, folder: RunFolder) -> None:
     for path in result.pictures:
-        check_within(folder.path / path, folder.path, "the run folder")
+        check_within((folder.path / path).parent, folder.path, "the run folder")
         if not (folder.path / CONFIG).is_file():  # in a run folder, all pictures are gmmc's
             check_replaceable(folder.path / path, "out", lambda picture: has_mark(picture, PNG_MARK))
     for path, picture in result.pictures.items():

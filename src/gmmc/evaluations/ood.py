@@ -117,7 +117,7 @@ def look_at(network: Tempered, images: Tensor, done: "Counter") -> Seen:
     found = features(network, images, done)
     done.begin()
     norms = gradient_norms(network, images, done)
-    check_finite(norms[:, None])
+    check_finite(norms)
     return Seen(found, norms)
 
 
