@@ -27,6 +27,7 @@ from gmmc.data import decode, files, layout, parquet, reading, shards
 from gmmc.drawing import folder as drawn_folder
 from gmmc.drawing import to_folder
 from gmmc.errors import InputError
+from gmmc.opening import decoded_pixels, opened
 from gmmc.report import pictures
 from gmmc.report.parts import Panel
 from gmmc.report.reading import read_runs
@@ -93,6 +94,28 @@ def test_the_bound_is_ours_where_pillow_has_none(tmp_path, monkeypatch):
     line = refusal(lambda: files.read_image(tmp_path / "huge.png", (1, 8, 8), resize=True))
     assert "limits.PICTURE_PIXELS" in line
     assert "20000×10000" in line
+
+
+def tiled(width: int, height: int) -> bytes:
+    """A TIFF file of 8×8 grey pixels in one tile, which is this large and compressed to nothing."""
+    tags = [(256, 8), (257, 8), (258, 8), (259, 8), (262, 1), (277, 1)]
+    tags += [(322, width), (323, height), (324, 8), (325, 0)]
+    pixels = zlib.compress(bytes(width * height)) if width * height < 2**20 else b""
+    tags[-1] = (325, len(pixels))
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    directory = struct.pack("<H", len(tags)) + entries + b"\0" * 4
+    return struct.pack("<2sHI", b"II", 42, 8 + len(pixels)) + pixels + directory
+
+
+def test_a_tile_counts_with_all_its_pixels(tmp_path):
+    (tmp_path / "small.tif").write_bytes(tiled(16, 16))
+    files.read_image(tmp_path / "small.tif", (1, 8, 8), resize=False)
+    with opened(tmp_path / "small.tif", "it") as image:
+        assert (image.size, decoded_pixels(image)) == ((8, 8), 256)
+    (tmp_path / "huge.tif").write_bytes(tiled(25_600, 25_600))
+    line = refusal(lambda: files.read_image(tmp_path / "huge.tif", (1, 8, 8), resize=True))
+    assert "655,360,000" in line
+    assert "limits.PICTURE_PIXELS" in line
 
 
 def test_an_image_that_a_model_has_to_take_is_smaller_than_one_to_be_resized(tmp_path, monkeypatch):

@@ -3,18 +3,20 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from conftest import make_model, tiny_config, tiny_data
 from gmmc import cli, config, drawing, records, restoring, runs
+from gmmc.backbones import build_backbone
 from gmmc.config import EvaluateConfig
 from gmmc.errors import InputError
 from gmmc.evaluations.generation import features
@@ -120,6 +122,23 @@ def test_a_network_is_built_without_memory_until_its_shapes_fit(tmp_path, conten
     assert sum(tensor.numel() for tensor in seen[0].values()) > 3e9
 
 
+def test_means_of_many_classes_are_not_computed_to_compare_their_shape(tmp_path, content):
+    tensors, info = content
+    recipe = re.sub(r"(?m)^dim = \d+", "dim = 1000000", info["config"])
+    assert "dim = 1000000" in recipe
+    names = [str(i) for i in range(100_000)]
+    assert "shape" in refused(tmp_path, tensors, info | {"config": recipe, "class_names": names})
+
+
+@pytest.mark.parametrize("name", ["wrn-{}-1", "wrn-28-{}", "mlp-{}-1", "mlp-1-{}"])
+@pytest.mark.parametrize("digits", [20, 3000, 5000])
+def test_sizes_of_a_network_of_many_digits_are_refused(name, digits):
+    recipe = tiny_config().model
+    with pytest.raises(InputError, match=r"model\.backbone") as caught:
+        build_backbone(dataclasses.replace(recipe, backbone=name.format("1" * digits)), (1, 8, 8))
+    assert len(str(caught.value)) < 300
+
+
 LOAD = """
 import resource, sys
 from gmmc import runs
@@ -177,6 +196,8 @@ WRONG["shape"] += [[1, 10**9, 8], [10**9, 1, 1], [3, 8, 8], [1, 9, 8, 8]]
 WRONG["class_names"] += [["a", "\ud800"], ["a", "\x1b[2J"], ["a", "b" * 10**6], ["a", "b", "c"], ["a", ["b"]]]
 WRONG["trained"] += [
     {"seconds": float("nan")},
+    {"seconds": "x"},
+    {"seconds": -1e308},
     {"engine": "\x1b]0;"},
     {"start": 3},
     {"start": {"updates": "1"}},
@@ -296,13 +317,62 @@ def test_a_missing_tensor_is_named(tmp_path, content, name):
     assert name in refused(tmp_path, {k: v for k, v in tensors.items() if k != name}, info)
 
 
-def test_predict_prints_no_number_that_is_none(run, content, tmp_path, capsys):
+def without_reference(tensors):
+    return {k: v for k, v in tensors.items() if not k.startswith(("reference.", "neighbours."))}
+
+
+def huge_weights(tensors):
+    return {k: torch.full_like(v, 1e38) if k.startswith("backbone.") else v for k, v in tensors.items()}
+
+
+# How to change the tensors of a model, options of predict, and what the error names.
+NOT_FINITE = {
+    "NaN": (lambda t: changed(t, WEIGHT, first_is(float("nan"))), [], WEIGHT),
+    "overflow": (huge_weights, [], "not finite"),
+    "overflow, uncalibrated": (lambda t: huge_weights(without_reference(t)), [], "not finite"),
+    "γ²": (lambda t: without_reference(t) | {"head.gamma2": torch.tensor(1e-45)}, [], "not finite"),
+    "fitted γ²": (
+        lambda t: t | {"reference.gamma2": torch.tensor(1e-320, dtype=torch.float64)},
+        [],
+        "not finite",
+    ),
+    "neighbours": (
+        lambda t: t | {"neighbours.features": torch.full_like(t["neighbours.features"].double(), 1e308)},
+        ["--score", "neighbours"],
+        "not finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_FINITE)
+def test_predict_prints_no_number_that_is_not_finite(content, tmp_path, capsys, kind):
     tensors, info = content
-    (tmp_path / MODEL).write_bytes(pack(changed(tensors, WEIGHT, first_is(float("nan"))), info)[0])
+    change, options, reason = NOT_FINITE[kind]
+    (tmp_path / MODEL).write_bytes(pack(change(tensors), info)[0])
+    Image.new("L", (8, 8), 100).save(tmp_path / "grey.png")
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["predict", str(tmp_path), str(next(Path(run).rglob("*.png"), "none.png"))])
-    assert stopped.value.code == 2
-    assert WEIGHT in capsys.readouterr().err
+        cli.main(["predict", str(tmp_path), str(tmp_path / "grey.png"), *options])
+    shown = capsys.readouterr()
+    assert (stopped.value.code, shown.out) == (2, "")
+    assert reason in shown.err
+
+
+def test_no_images_are_drawn_from_numbers_that_are_not_finite(tmp_path, content):
+    tensors, info = content
+    model = load(tmp_path, huge_weights(tensors), info)
+    with pytest.raises(InputError, match="not finite"):
+        model.sample(2, steps=2)
+    with pytest.raises(InputError, match="not finite"):
+        model.log_density(torch.zeros(1, 1, 8, 8))
+
+
+def test_a_class_whose_prior_is_zero_is_no_fault(tmp_path, content):
+    tensors, info = content
+    priors = torch.zeros(10)
+    priors[:5] = 0.2
+    posterior = load(tmp_path, tensors | {"head.priors": priors}, info).predict_proba(torch.zeros(1, 1, 8, 8))
+    assert posterior.sum().item() == pytest.approx(1)
+    assert not posterior[:, 5:].any()
 
 
 def test_what_is_left_as_it_was_loads_bit_for_bit(tmp_path, content, run):

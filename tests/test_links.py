@@ -1,12 +1,19 @@
 """Links and files of users in the folders that gmmc works in: nothing behind a link or of a user is lost."""
 
+import os
 import shutil
+import subprocess
+import sys
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import gmmc
 from conftest import make_model, tiny_data
-from gmmc import cli, config, drawing
+from gmmc import cli, config, drawing, records
+from gmmc.atomic import temporary_folder, write_atomic
 from gmmc.config import EvaluateConfig
 from gmmc.errors import InputError
 from gmmc.records import CONFIG
@@ -46,7 +53,6 @@ def command(*arguments) -> int:
     ("link", "arguments"),
     [
         ("work", ["evaluate", "RUN", "validation", "--generated", "20", "--features", "small"]),
-        ("samples", ["evaluate", "RUN", "samples", "--samples", "10"]),
         ("samples", ["sample", "RUN", "-n", "2", "--steps", "1"]),
     ],
 )
@@ -58,13 +64,41 @@ def test_commands_do_not_follow_links_out_of_a_run(foreign, elsewhere, hurried, 
     assert is_untouched(elsewhere)
 
 
-def test_a_training_does_not_follow_a_link_to_its_states(foreign, elsewhere):
+@pytest.mark.parametrize("name", ["resume", "metrics.jsonl"])
+@pytest.mark.parametrize("target", ["", "grid.png", "new"])
+def test_a_training_does_not_follow_links(foreign, elsewhere, name, target):
     cfg = config.from_dict(config.read_toml(foreign / CONFIG))
     shutil.rmtree(foreign / "resume")
-    (foreign / "resume").symlink_to(elsewhere)
-    with pytest.raises(InputError, match="resume"), RunFolder(foreign).opened_for(cfg):
+    (foreign / "metrics.jsonl").unlink()
+    (foreign / name).symlink_to(elsewhere / target)
+    with pytest.raises(InputError, match=name), RunFolder(foreign).opened_for(cfg):
         pass
     assert is_untouched(elsewhere)
+
+
+def test_pictures_of_an_evaluation_do_not_go_behind_a_link(foreign, elsewhere, hurried, capsys):
+    shutil.rmtree(foreign / "samples", ignore_errors=True)
+    (foreign / "samples").symlink_to(elsewhere)
+    assert command("evaluate", foreign, "samples", "--samples", "20") == 0
+    assert "samples/by_class.png was not written" in capsys.readouterr().out
+    assert is_untouched(elsewhere)
+    assert RunFolder(foreign).results()["samples"]["files"] == []
+
+
+def test_a_picture_of_a_user_in_a_run_stays(foreign, hurried):
+    place = foreign / "samples" / "by_class.png"
+    shutil.rmtree(place.parent, ignore_errors=True)
+    (foreign / "results.json").unlink(missing_ok=True)
+    place.parent.mkdir()
+    place.write_text(MINE)
+    for _ in range(2):
+        assert command("evaluate", foreign, "samples", "--samples", "20") == 0
+        assert place.read_text() == MINE
+    # Pictures of an older gmmc have no mark, but are listed.
+    entry = RunFolder(foreign).results()["samples"] | {"files": ["samples/by_class.png"]}
+    records.write_results(foreign, {"samples": entry})
+    assert command("evaluate", foreign, "samples", "--samples", "20") == 0
+    assert place.stat().st_size > 100
 
 
 def test_hidden_files_of_a_user_stay(tmp_path, foreign):
@@ -86,8 +120,10 @@ def test_files_of_a_user_in_a_folder_of_results_stay(tmp_path, hurried):
         path.write_text(MINE)
     model, data = make_model(), tiny_data()
     gmmc.evaluate(model, data, "validation", FEW, out=tmp_path)
-    with pytest.raises(InputError, match=r"by_class\.png"):
-        gmmc.evaluate(model, data, "samples", FEW, out=tmp_path)
+    kept = gmmc.evaluate(model, data, "samples", FEW, out=tmp_path)["samples"]
+    assert "samples/by_class.png" not in kept.pictures
+    assert any("samples/by_class.png" in flag for flag in kept.flags)
+    assert kept.flags == RunFolder(tmp_path).results()["samples"]["flags"]
     assert notes.read_text() == picture.read_text() == MINE
     assert [path.name for path in notes.parent.iterdir()] == ["notes.txt"]
     picture.unlink()
@@ -114,6 +150,50 @@ def test_a_folder_of_a_user_that_is_exported_to_keeps_its_hidden_files(tmp_path,
     (tmp_path / "new" / ".my-model.safetensors.bak.tmp").write_text(MINE)
     gmmc.save_pretrained(model, tmp_path / "new")
     assert (tmp_path / "new" / ".my-model.safetensors.bak.tmp").read_text() == MINE
+
+
+def dead_process() -> int:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    return ended.pid
+
+
+def test_what_killed_processes_left_of_a_file_is_removed_when_it_is_written(tmp_path):
+    path = tmp_path / "a[1].txt"
+    dead = tmp_path / f".{path.name}.{dead_process()}.tmp"
+    others = [tmp_path / name for name in (f".{path.name}.{os.getppid()}.tmp", f".{path.name}.x.tmp")]
+    others.append(tmp_path / f".a1.txt.{dead_process()}.tmp")  # the name is no pattern
+    for leftover in (dead, *others):
+        leftover.write_text(MINE)
+    write_atomic(path, b"new")
+    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
+
+
+def test_what_a_killed_process_left_of_a_folder_is_removed_when_it_is_made(tmp_path):
+    old = tmp_path / f".run.{dead_process()}.tmp"
+    old.mkdir()
+    (old / "half").write_text("half")
+    with temporary_folder(tmp_path / "run") as folder:
+        (folder / "file").touch()
+        assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_samples_that_expands_or_is_longer_is_not_read(tmp_path, model, monkeypatch):
+    def no_reading(*given, **options):
+        raise AssertionError
+
+    labels = model.sample_labels(2)
+    bomb = tmp_path / "bomb.npz"
+    np.savez_compressed(bomb, arr_0=np.zeros(10**6), labels=np.zeros(2), seeds=np.zeros(2), made_by="")
+    rows = tmp_path / "rows.parquet"
+    table = pa.table({"label": pa.array([0] * 10**6), "seed": pa.array([0] * 10**6)})
+    parquet.write_table(table.replace_schema_metadata({"made_by": ""}), rows)
+    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", no_reading)
+    monkeypatch.setattr(parquet.ParquetFile, "read", no_reading)
+    for path in (bomb, rows):
+        with pytest.raises(InputError, match="holds something else"):
+            drawing.to_file(model, labels, 0, path)
 
 
 def test_long_class_names_fit_into_file_names(tmp_path):

@@ -112,11 +112,11 @@ def test_a_file_of_samples_replaces_nothing(model, tmp_path, monkeypatch, suffix
     assert path.is_symlink() == ("link" in kind)
 
 
-@pytest.mark.parametrize("held", [drawing.files._in_npz, drawing.files._in_parquet])
-def test_files_of_samples_are_read_only_where_they_are_regular(tmp_path, held):
+@pytest.mark.parametrize("holds", [drawing.files._in_npz, drawing.files._in_parquet])
+def test_files_of_samples_are_read_only_where_they_are_regular(tmp_path, holds):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"):
-        held(tmp_path / "pipe")
+        holds(tmp_path / "pipe", drawing.files.Series("", [], []))
 
 
 def test_the_sample_command_refuses_in_one_line(run, tmp_path, monkeypatch, capsys):
@@ -422,10 +422,11 @@ def test_pictures_stay_in_the_run_folder(tmp_path, link):
     (out / "samples").symlink_to(out / link if "/" in link else tmp_path / link)
     picture = Image.new("RGB", (8, 8))
     result = Result({}, {}, pictures={"first.png": picture, "samples/grid.png": picture})
-    with pytest.raises(InputError, match=r"samples/grid\.png") as caught:
-        evaluations.keep(result, "samples", RunFolder(out))
-    assert "\n" not in str(caught.value)
-    assert sorted(path.name for path in out.iterdir()) == ["a", "samples"]
+    kept = evaluations.keep(result, "samples", RunFolder(out))
+    assert list(kept.pictures) == ["first.png"]
+    assert [flag for flag in kept.flags if "samples/grid.png" in flag]
+    visible = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
+    assert visible == ["a", "first.png", "results.json", "samples"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "run"]
     assert not list(elsewhere.iterdir())
 

@@ -1,7 +1,9 @@
 """Files that are written whole or not at all."""
 
+import glob
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +13,8 @@ def write_atomic(path: Path, content: bytes) -> None:
     """All of the content or none of it, also after a power cut."""
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        _remove_leftovers(path)
+        temporary = _temporary(path)
         try:
             with temporary.open("wb") as file:
                 file.write(content)
@@ -28,10 +31,50 @@ def write_atomic(path: Path, content: bytes) -> None:
             os.close(directory)
 
 
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """Make a folder beside `path` that can be renamed to it; whatever is left in it at the end is removed."""
+    _remove_leftovers(path)
+    temporary = _temporary(path)
+    temporary.mkdir()
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
 def leftovers(folder: Path, name: str) -> list[Path]:
-    """Temporary files that killed calls of `write_atomic` left of files with this name, a pattern."""
+    """Temporary files and folders, of any process, for paths of this name, which is a pattern."""
     found = folder.glob(f".{name}.*.tmp")
-    return [path for path in found if re.fullmatch(r"\d+", path.name.split(".")[-2])]
+    return [path for path in found if re.fullmatch(r"\d{1,9}", path.name.split(".")[-2])]
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what killed processes left of this file or folder; one that is alive is still writing."""
+    for leftover in leftovers(path.parent, glob.escape(path.name)):
+        if _is_alive(int(leftover.name.split(".")[-2])):
+            continue
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    """Whether another process has this number; one in a container may have had our own."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # a process of another user
+        pass
+    return True
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from gmmc.config import ModelConfig
 from gmmc.errors import InputError
+from gmmc.limits import BACKBONE_NAME
 from gmmc.pixels import Shape
 from gmmc.text import shortened
 
@@ -117,13 +118,16 @@ def _channels(shape: Shape) -> int:
 # Name, or pattern of names with sizes in them → builder and its own activation.
 BACKBONES: dict[str, tuple[Callable[..., nn.Sequential], str]] = {
     r"small_cnn": (small_cnn, "silu"),
-    r"wrn-(\d{1,7})-([1-9]\d{0,6})": (wide_resnet, "leaky_relu"),
-    r"mlp-([1-9]\d{0,6})-([1-9]\d{0,6})": (mlp, "leaky_relu"),
+    r"wrn-(\d+)-([1-9]\d*)": (wide_resnet, "leaky_relu"),
+    r"mlp-([1-9]\d*)-([1-9]\d*)": (mlp, "leaky_relu"),
 }
 
 
 def build_backbone(cfg: ModelConfig, shape: Shape) -> nn.Module:
     """'small_cnn', 'wrn-DEPTH-WIDTH' or 'mlp-DEPTH-WIDTH' for images of the given shape."""
+    if len(cfg.backbone) > BACKBONE_NAME:
+        rule = f"model.backbone must have at most {BACKBONE_NAME} characters (limits.BACKBONE_NAME)"
+        raise InputError(f"{rule}, got {shortened(cfg.backbone)}")
     for pattern, (build, own_activation) in BACKBONES.items():
         if match := re.fullmatch(pattern, cfg.backbone):
             activation = own_activation if cfg.activation == "default" else cfg.activation

@@ -60,8 +60,7 @@ def evaluate_run(
     if (metrics := folder.metrics()) and "seconds" in metrics[-1]:
         model.trained["seconds"] = metrics[-1]["seconds"]
     for name, result in evaluations.one_by_one(model, data, names, cfg, folder):
-        evaluations.keep(result, name, folder)
-        yield name, result
+        yield name, evaluations.keep(result, name, folder)
 
 
 def calibrate_run(run: str, device: str, *, score: str | None, tpr: float | None) -> Classifier:

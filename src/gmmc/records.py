@@ -82,7 +82,7 @@ def read_results(run: Path) -> dict[str, Any]:
                 f"it holds {len(results):,} entries, more than {RESULTS_KEPT} (limits.RESULTS_KEPT)"
             )
     except InputError as error:
-        raise InputError(f"{path} is damaged: {error}; delete it and evaluate again") from None
+        raise InputError(f"{path} is damaged, or not of gmmc: {error}; move it, and evaluate again") from None
     return results
 
 
@@ -99,6 +99,12 @@ def outside_sets(results: dict[str, Any]) -> set[str]:
     for key in ("ood", "conditions", "outside"):
         found = found.get(key) if isinstance(found, dict) else None
     return set(found) if isinstance(found, dict) else set()
+
+
+def listed_files(results: dict[str, Any]) -> set[str]:
+    """Pictures that the entries of results.json name, as paths in its folder."""
+    listed = [entry.get("files") for entry in results.values() if isinstance(entry, dict)]
+    return {file for files in listed if isinstance(files, list) for file in files if isinstance(file, str)}
 
 
 def own_results(run: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from gmmc.comparison.rows import NOT_EVALUATED, Row, rows_of, settings, without_
 from gmmc.errors import InputError
 from gmmc.limits import LONG_SHOWN
 from gmmc.places import PNG_MARK, check_replaceable, has_mark
-from gmmc.records import CONFIG, check_keeps_results, read_results, write_results
+from gmmc.records import CONFIG, check_keeps_results, listed_files, read_results, write_results
 from gmmc.report.comparison import COLUMNS, PICTURE, differences, written
 from gmmc.report.conditions import short_commit
 from gmmc.report.reading import Run, read_runs
@@ -64,7 +64,7 @@ def _check_out(out: Path, folders: Sequence[str | Path]) -> None:
         )
     check_keeps_results(out, "--out")
     # Before pictures had a mark, results.json alone told whose they are.
-    listed = PICTURE in read_results(out).get(NAME, {}).get("files", [])
+    listed = PICTURE in listed_files(read_results(out))
     check_replaceable(out / PICTURE, "--out", lambda picture: listed or has_mark(picture, PNG_MARK))
 
 

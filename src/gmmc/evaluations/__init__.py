@@ -33,7 +33,7 @@ from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
 from gmmc.pixels import Shape
 from gmmc.places import PNG_MARK, check_replaceable, check_within, has_mark
-from gmmc.records import CONFIG, check_keeps_results
+from gmmc.records import check_keeps_results, listed_files
 from gmmc.runs import RunFolder
 from gmmc.scores import evaluating
 from gmmc.text import shortened
@@ -73,20 +73,39 @@ def evaluate(
         check_keeps_results(folder.path, "out")
     for name, result in one_by_one(model, data, names, cfg or EvaluateConfig(), folder):
         if folder is not None:
-            keep(result, name, folder)
+            result = keep(result, name, folder)
         results[name] = result
     return results
 
 
-def keep(result: Result, name: str, folder: RunFolder) -> None:
-    for path in result.pictures:
-        check_within((folder.path / path).parent, folder.path, "the run folder")
-        if not (folder.path / CONFIG).is_file():  # in a run folder, all pictures are gmmc's
-            check_replaceable(folder.path / path, "out", lambda picture: has_mark(picture, PNG_MARK))
+def keep(result: Result, name: str, folder: RunFolder) -> Result:
+    """Write numbers and pictures; return what was written.
+
+    A picture is left out, with a flag, where there is a file that gmmc did not write, or a link out of the
+    folder: the numbers may have taken hours.
+    """
+    listed = listed_files(folder.results())  # before pictures had a mark
+
+    def is_ours(place: Path) -> bool:
+        return str(place.relative_to(folder.path)) in listed or has_mark(place, PNG_MARK)
+
+    written, flags = {}, list(result.flags)
     for path, picture in result.pictures.items():
-        write_atomic(folder.path / path, pictures.png(picture, {"gmmc": __version__}))
+        place = folder.path / path
+        try:
+            check_within(place.parent, folder.path, "the run folder")
+            check_replaceable(place, "out", is_ours)
+        except InputError:
+            flags.append(
+                f"{path} was not written: a file that gmmc did not write, or a link, is in its place"
+            )
+            continue
+        write_atomic(place, pictures.png(picture, {"gmmc": __version__}))
+        written[path] = picture
+    result = dataclasses.replace(result, pictures=written, flags=flags)
     folder.save_results({name: result.entry()})
     folder.forget(result.unfinished)
+    return result
 
 
 def one_by_one(

@@ -6,8 +6,8 @@ The installed package belongs to whoever installed it: what is made with such a 
 import filecmp
 import shutil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+from gmmc.atomic import temporary_folder
 from gmmc.errors import InputError
 from gmmc.records import CONFIG, LAST_GOOD, MODEL, RESULTS
 
@@ -76,8 +76,7 @@ def own_copy(run: str | Path) -> Path:
     if not is_shipped(run) or (place / MODEL).is_file():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{place.name}.", suffix=".tmp", dir=place.parent) as temporary:
-        copy = Path(temporary) / place.name
+    with temporary_folder(place) as copy:
         # Not copytree: modes of an installed package may forbid to write.
         files = sorted(file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
         for file in files:
