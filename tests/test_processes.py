@@ -117,6 +117,7 @@ save_file({{**weights, **gradients, **seen}}, Path({out!r}) / f"{{fabric.global_
 """
 
 
+@pytest.mark.slow
 def test_the_union_of_the_shares_gives_the_gradient_of_one_batch(tmp_path):
     """Both ranks hold the same weights and gradients, those of a single process on both their images."""
     script = tmp_path / "script.py"
