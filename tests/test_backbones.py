@@ -6,6 +6,7 @@ from gmmc.backbones import (
     ACTIVATIONS,
     batch_norms,
     build_backbone,
+    feature_dim,
     frozen_statistics,
     has_live_statistics,
     unrecorded_statistics,
@@ -23,6 +24,7 @@ from gmmc.errors import InputError
 def test_every_backbone_takes_every_shape(name, own_dim, shape, dim, norm):
     backbone = build_backbone(ModelConfig(name, dim=dim, norm=norm), shape)
     assert backbone(torch.rand(2, *shape)).shape == (2, dim or own_dim)
+    assert feature_dim(backbone) == (dim or own_dim)
     assert bool(batch_norms(backbone)) == (norm == "batch")
 
 

@@ -21,7 +21,7 @@ from pyarrow import parquet as arrow_parquet
 
 import gmmc
 from conftest import make_model
-from gmmc import cli
+from gmmc import cli, limits
 from gmmc.commands import predict_files
 from gmmc.data import decode, files, layout, parquet, reading, shards
 from gmmc.drawing import folder as drawn_folder
@@ -215,8 +215,14 @@ def test_a_large_file_is_refused_unread(tmp_path):
         file.truncate(2**40)  # a hole: it takes no place on the disk
     line = refusal(lambda: load(root))
     assert "001.png" in line
-    assert "limits.ENCODED_BYTES" in line
-    assert "limits.ENCODED_BYTES" in refusal(lambda: files.read_image(root / "dog" / "001.png", (3, 4, 4)))
+    assert "limits.PICTURE_BYTES" in line
+    assert "limits.PICTURE_BYTES" in refusal(lambda: files.read_image(root / "dog" / "001.png", (3, 4, 4)))
+
+
+def test_a_photo_that_is_not_compressed_may_be_as_large_as_any(tmp_path):
+    Image.new("RGB", (6000, 4000)).save(tmp_path / "photo.bmp")
+    assert (tmp_path / "photo.bmp").stat().st_size > limits.ENCODED_BYTES
+    assert files.read_image(tmp_path / "photo.bmp", (3, 4, 4), resize=True).shape == (3, 4, 4)
 
 
 def test_a_large_cell_is_refused_by_its_row(tmp_path, monkeypatch):

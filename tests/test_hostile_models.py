@@ -153,6 +153,15 @@ def test_sizes_of_a_network_of_many_digits_are_refused(name, digits):
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize("name", ["a run", "cifar10"])
+def test_loading_does_not_import_the_compiler(run, name):
+    """torch imports it, for a second, to compute on the meta device."""
+    code = "import sys, gmmc; gmmc.load(sys.argv[1]); print('torch._dynamo' in sys.modules)"
+    model = str(run) if name == "a run" else name
+    done = subprocess.run([sys.executable, "-c", code, model], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
 LOAD = """
 import resource, sys
 from gmmc import runs

@@ -12,7 +12,18 @@ from gmmc.naming import check_class_names
     [
         ["cat"],
         ("cat", "dog"),
-        ["Käuzchen", "猫", "🦉 owl", " a b ", "می\u200cخواهم", "क्\u200dष", "👩\u200d🔬"],
+        [
+            "Käuzchen",
+            "猫",
+            "🦉 owl",
+            " a b ",
+            "می\u200cخواهم",
+            "क्\u200dष",
+            "👩\u200d🔬",
+            "Donau\u00addampfer",
+            "שלום\u200f",
+        ],
+        ["🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f", "a"],
         ["x" * CLASS_NAME],
     ],
 )

@@ -180,9 +180,9 @@ def test_pictures_of_others_are_opened_under_rules_entered_once(model, tmp_path,
             yield
         events.append("end")
 
-    read = opening.read_bytes
+    read = opening.open_regular
     monkeypatch.setattr(drawing.folder, "pillow_rules", rules)
-    monkeypatch.setattr(opening, "read_bytes", lambda *given: (events.append("open"), read(*given))[1])
+    monkeypatch.setattr(opening, "open_regular", lambda *given: (events.append("open"), read(*given))[1])
     drawing.to_folder(model, LABELS, 5, tmp_path)
     assert events[: 2 + 3] == ["begin", *["open"] * 3, "end"]
     assert events.count("begin") == 1

@@ -140,6 +140,11 @@ def build_backbone(cfg: ModelConfig, shape: Shape) -> nn.Module:
     )
 
 
+def feature_dim(network: nn.Module) -> int:
+    """Number of features: outputs of the last convolution or linear layer."""
+    return [weight for weight in network.parameters() if weight.dim() > 1][-1].shape[0]
+
+
 # --- batch statistics ---
 
 

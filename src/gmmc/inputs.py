@@ -50,10 +50,15 @@ def _regular(descriptor: int, path: Path) -> BufferedReader:
 def read_bytes(path: Path, most: int | None = DOCUMENT_BYTES, bound: str = "DOCUMENT_BYTES") -> bytes:
     """Read a regular file of at most `most` bytes; `bound` is the name of that constant in `limits`."""
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if most is not None and size > most:
-            raise OSError(None, f"it has {size:,} bytes, more than {most:,} (limits.{bound})", str(path))
-        return file.read(size)
+        return file.read(check_size(file, path, most, bound))
+
+
+def check_size(file: BufferedReader, path: Path, most: int | None, bound: str) -> int:
+    """Return the size of a file; OSError if it is above `most`, the constant `bound` of `limits`."""
+    size = os.fstat(file.fileno()).st_size
+    if most is not None and size > most:
+        raise OSError(None, f"it has {size:,} bytes, more than {most:,} (limits.{bound})", str(path))
+    return size
 
 
 def expanded(name: str) -> Path:

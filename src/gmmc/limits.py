@@ -6,8 +6,9 @@ An error about a bound names its constant, as in "(limits.ENCODED_BYTES)".
 MiB = 2**20
 
 # Images
-ENCODED_BYTES = 64 * MiB  # of one encoded image, in a file or in a cell of a parquet file
+ENCODED_BYTES = 64 * MiB  # of one encoded image in a cell of a parquet file, and of a picture in a report
 PICTURE_PIXELS = 89_478_485  # width × height of one picture, before it is resized; Pillow's own first bound
+PICTURE_BYTES = 4 * PICTURE_PIXELS  # of an image file: all formats, also those that do not compress
 IMAGE_SIDE = 4096  # pixels of one side of an image as a model sees it
 PIXELS_AT_ONCE = 2**27  # of all pictures that are being decoded at a time
 MEMORY_SHARE = 0.5  # of this machine's memory that the decoded images of one split may take

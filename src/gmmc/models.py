@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gmmc import core, engine
 from gmmc.abstention import NEIGHBOURS_KEPT, Answer, Neighbours, Reference, balanced_subset
-from gmmc.backbones import build_backbone, frozen_statistics
+from gmmc.backbones import build_backbone, feature_dim, frozen_statistics
 from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.heads import HEADS
@@ -48,8 +48,7 @@ class Classifier(nn.Module):
         self.class_names = check_class_names(tuple(class_names), "class_names")
         classes = len(self.class_names)
         self.backbone = build_backbone(cfg.model, shape)
-        with torch.no_grad(), frozen_statistics(self.backbone):
-            self.dim = self.backbone(torch.zeros(1, *shape)).shape[1]
+        self.dim = feature_dim(self.backbone)
         self.head = HEADS[cfg.model.head](classes, self.dim, cfg.model.scale, priors)
         gaussian = cfg.buffer.start == "gaussian" and cfg.samples
         rank, detail = cfg.buffer.rank, cfg.buffer.detail

@@ -5,7 +5,7 @@ from typing import Any
 
 from gmmc.errors import InputError
 from gmmc.limits import CLASS_NAME, CLASSES
-from gmmc.text import JOINERS, printable, shortened
+from gmmc.text import INVISIBLE, printable, shortened
 
 
 def check_class_names(names: Any, where: str) -> tuple[str, ...]:
@@ -39,4 +39,4 @@ def check_class_names(names: Any, where: str) -> tuple[str, ...]:
 
 
 def _is_blank(name: str) -> bool:
-    return all(character.isspace() or character in JOINERS for character in name)
+    return all(character.isspace() or character in INVISIBLE for character in name)

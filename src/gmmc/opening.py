@@ -6,13 +6,14 @@ import math
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from gmmc.errors import InputError
-from gmmc.inputs import read_bytes
-from gmmc.limits import ENCODED_BYTES, PICTURE_PIXELS
+from gmmc.inputs import check_size, open_regular
+from gmmc.limits import PICTURE_BYTES, PICTURE_PIXELS
 from gmmc.text import printable
 
 # Those of data.folder.SUFFIXES. Pillow has more, and starts Ghostscript for one of them.
@@ -36,8 +37,7 @@ def pillow_rules() -> Iterator[None]:
 def opened(source: Path | bytes, where: str) -> Iterator[Image.Image]:
     """A picture of bounded size, of which only the header is decoded. Errors in the block name `where`."""
     try:
-        content = source if isinstance(source, bytes) else read_bytes(source, ENCODED_BYTES, "ENCODED_BYTES")
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        with _file(source) as file, Image.open(file, formats=FORMATS) as image:
             if decoded_pixels(image) > PICTURE_PIXELS:
                 bound = f"{PICTURE_PIXELS:,} pixels (limits.PICTURE_PIXELS)"
                 got = f"{decoded_pixels(image):,}, at {image.width}×{image.height}"
@@ -48,13 +48,25 @@ def opened(source: Path | bytes, where: str) -> Iterator[Image.Image]:
     except FileNotFoundError:
         raise InputError(f"no image file {where!r}") from None
     except UnidentifiedImageError:
-        raise InputError(f"cannot read {where} as an image: it has no known format") from None
+        raise InputError(
+            f"cannot read {where} as an image: its format is none of {', '.join(FORMATS)}"
+        ) from None
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         reason = str(error).split(",")[0]  # the rest guesses at a motive
         raise InputError(f"cannot read {where} as an image: {reason} (limits.PICTURE_PIXELS)") from None
     except Exception as error:  # from damaged bytes the decoders raise almost anything
         reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"cannot read {where} as an image: {printable(reason)}") from None
+
+
+@contextlib.contextmanager
+def _file(source: Path | bytes) -> Iterator[BinaryIO]:
+    if isinstance(source, bytes):
+        yield io.BytesIO(source)
+        return
+    with open_regular(source) as file:
+        check_size(file, source, PICTURE_BYTES, "PICTURE_BYTES")
+        yield file
 
 
 def decoded_pixels(image: Image.Image) -> int:

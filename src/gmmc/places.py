@@ -51,7 +51,8 @@ def check_within(place: Path, folder: Path, name: str) -> None:
     actual = Path(os.path.realpath(place))
     if not actual.is_relative_to(os.path.realpath(folder)):
         rule = f"{name} must hold its files in itself, not behind links"
-        raise InputError(f"{rule}, got {printable(str(place))}, which is {printable(str(actual))}")
+        got = f"{printable(str(place))}, which is {printable(str(actual))}"
+        raise InputError(f"{rule}, got {got}; link to the whole folder instead")
 
 
 def has_mark(path: Path, mark: bytes) -> bool:

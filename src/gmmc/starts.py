@@ -54,7 +54,8 @@ class GaussianStart(nn.Module):
                 f"buffer.start=gaussian needs at most {IMAGE_SIDE} numbers per side (limits.IMAGE_SIDE), "
                 f"got {max(shape)}"
             )
-        self.fill_constants()
+        if not self.mean.is_meta:  # else what is stored is compared first
+            self.fill_constants()
 
     def fill_constants(self) -> None:
         """Compute what is stored in no file."""

@@ -5,8 +5,9 @@ from typing import Any
 
 from gmmc.limits import SHOWN
 
-# Zero-width non-joiner and joiner: parts of ordinary words in Persian and Indic scripts, and of emoji.
-JOINERS = "\u200c\u200d"
+# Invisible parts of ordinary words and of emoji: soft hyphen, joiners, marks of direction (not the embeddings
+# and overrides, which reorder what follows them), tags of regional flags.
+INVISIBLE = {"\u00ad", "\u061c", "\u200c", "\u200d", "\u200e", "\u200f", *map(chr, range(0xE0020, 0xE0080))}
 
 
 def printable(text: str) -> str:
@@ -21,7 +22,7 @@ def printable(text: str) -> str:
 
 def _is_harmless(character: str) -> bool:
     is_space = unicodedata.category(character) == "Zs"  # of any width
-    return character.isprintable() or is_space or character in JOINERS
+    return character.isprintable() or is_space or character in INVISIBLE
 
 
 def shortened(value: Any, most: int = SHOWN) -> str:
