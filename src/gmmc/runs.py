@@ -29,7 +29,7 @@ from gmmc.packing import Damaged, pack, unpack
 from gmmc.places import check_within, remove_parts
 from gmmc.progress import Progress
 from gmmc.ranks import is_leader
-from gmmc.records import CONFIG, LAST_GOOD, LOCK, METRICS, MODEL, RESULTS
+from gmmc.records import CONFIG, LAST_GOOD, LOCK, METRICS, MODEL
 from gmmc.restoring import DENSITY_GAMMA2, NEIGHBOURS, REFERENCE, restore
 from gmmc.text import shortened
 
@@ -90,7 +90,7 @@ class RunFolder:
 
     def _remove_leftovers(self) -> None:
         """Remove what a process left that was killed while writing; other hidden files are the user's."""
-        for name in (CONFIG, METRICS, RESULTS, MODEL, LAST_GOOD):
+        for name in (CONFIG, METRICS, MODEL, LAST_GOOD):
             for path in leftovers(self.path, name):
                 path.unlink()
         for path in leftovers(self.path / RESUME, "step-*.safetensors"):
