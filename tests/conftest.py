@@ -1,5 +1,8 @@
 """Tiny data and recipes: a training takes a second."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -94,3 +97,10 @@ def make_learner(cfg: config.Config, data: Dataset, start: Classifier | None = N
 @pytest.fixture
 def model() -> Classifier:
     return make_model()
+
+
+def dead_process() -> int:
+    """Return the id of a process that has ended."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    return ended.pid

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 import gmmc
-from conftest import make_model, tiny_data
+from conftest import dead_process, make_model, tiny_data
 from gmmc import cli, config, drawing, records
 from gmmc.atomic import temporary_folder, write_atomic
 from gmmc.config import EvaluateConfig
@@ -150,12 +148,6 @@ def test_a_folder_of_a_user_that_is_exported_to_keeps_its_hidden_files(tmp_path,
     (tmp_path / "new" / ".my-model.safetensors.bak.tmp").write_text(MINE)
     gmmc.save_pretrained(model, tmp_path / "new")
     assert (tmp_path / "new" / ".my-model.safetensors.bak.tmp").read_text() == MINE
-
-
-def dead_process() -> int:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    return ended.pid
 
 
 def test_what_killed_processes_left_of_a_file_is_removed_when_it_is_written(tmp_path):

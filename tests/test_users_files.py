@@ -17,7 +17,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 import gmmc
-from conftest import tiny_config, tiny_data
+from conftest import dead_process, tiny_config, tiny_data
 from gmmc import (
     atomic,
     bench,
@@ -316,10 +316,12 @@ def test_an_export_makes_no_file_outside_its_folder(model, tmp_path, monkeypatch
 def test_what_a_killed_export_left_is_cleaned_up(model, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
-    for name in (".model.safetensors.tmp", "..model.safetensors.tmp.123.tmp"):
-        (folder / name).write_bytes(b"half")
+    process = dead_process()
+    for name in (".model.safetensors.tmp", "README.md", "config.json"):
+        (folder / f".{name}.{process}.tmp").write_bytes(b"half")
+    (folder / ".model.safetensors.tmp").write_bytes(b"half")
     gmmc.save_pretrained(model, folder)
-    assert len(list(folder.iterdir())) == 3
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
 
 
 # --- results.json of several writers --------------------------------------------------------------

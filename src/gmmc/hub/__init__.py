@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gmmc import __version__, config, pretrained, runs
-from gmmc.atomic import leftovers, write_atomic
+from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
 from gmmc.inputs import parse_json, read_bytes
 from gmmc.limits import LONG_SHOWN
@@ -53,8 +53,6 @@ def save_pretrained(
         None if isinstance(source, Classifier) else _folder_of(source), folder, model.cfg, results
     )
     new = folder / f".{MODEL}.tmp"
-    for leftover in [new, *leftovers(folder, new.name)]:
-        leftover.unlink(missing_ok=True)  # of an export that was killed
     try:
         runs.save_model(new, model)
         stored = runs.load(new)  # described is what a reader gets: weights and scores may be rounded
