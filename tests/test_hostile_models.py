@@ -163,34 +163,35 @@ def test_loading_does_not_import_the_compiler(run, name):
 
 
 LOAD = """
-import resource, sys
+import sys
 from gmmc import runs
 from gmmc.errors import InputError
-from gmmc.evaluations.generation import features
+
+def peak():  # not ru_maxrss, which a process inherits from the one that started it
+    lines = open("/proc/self/status").read().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) // 1024
+
+before = peak()
 try:
     runs.load(sys.argv[1])
 except InputError as error:
     print(error)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(peak() - before)
 """
 
 
 @pytest.mark.slow
 def test_a_small_file_takes_little_memory(tmp_path, content):
     tensors, info = content
-    for name, backbone in {"huge": "wrn-28-100", "small": "small_cnn"}.items():
-        recipe = info["config"].replace('backbone = "small_cnn"', f'backbone = "{backbone}"')
-        (tmp_path / name).write_bytes(pack(tensors, info | {"config": recipe})[0])
-    peaks = {}
-    for name in ("small", "huge"):
-        done = subprocess.run(
-            [sys.executable, "-c", LOAD, tmp_path / name], capture_output=True, text=True, timeout=600
-        )
-        assert done.returncode == 0, done.stderr
-        *error, peak = done.stdout.splitlines()
-        assert bool(error) == (name == "huge")
-        peaks[name] = int(peak)  # kB
-    assert peaks["huge"] - peaks["small"] < 500_000
+    recipe = info["config"].replace('backbone = "small_cnn"', 'backbone = "wrn-28-100"')
+    (tmp_path / "huge").write_bytes(pack(tensors, info | {"config": recipe})[0])
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, tmp_path / "huge"], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    error, taken = done.stdout.splitlines()
+    assert "tensor" in error
+    assert int(taken) < 500  # MiB
 
 
 def test_a_file_larger_than_the_bound_is_not_read(tmp_path):
