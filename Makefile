@@ -4,32 +4,44 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 LOCKED := --require-hashes --no-deps --only-binary :all:
 
-.PHONY: help install demo test test-slow test-oldest check format lock readme clean
+.PHONY: help install demo test test-slow test-oldest fuzz kill mutants check format lock readme clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: .venv/product ## the gmmc command in .venv, a minute or two
 
-demo: .venv/product ## train on the digits, evaluate, draw samples, write a report: about four minutes
+demo: .venv/product ## train on the digits, evaluate, draw samples, write a report, predict: about four minutes
 	$(BIN)/gmmc train recipes/digits.toml --out runs/demo
 	$(BIN)/gmmc evaluate runs/demo
 	$(BIN)/gmmc evaluate runs/demo robustness generation
 	$(BIN)/gmmc sample runs/demo
 	$(BIN)/gmmc report runs/demo
+	$(BIN)/gmmc examples runs/demo
+	$(BIN)/gmmc predict runs/demo runs/demo/examples
 	@echo
-	@echo "Look at  runs/demo/report.html   (all of the above on one page, in a browser),"
-	@echo "read     runs/demo/results.json  (the numbers with their conditions),"
-	@echo "try      .venv/bin/gmmc predict runs/demo runs/demo/samples/*_seed00000*.png"
+	@echo "Look at  runs/demo/report.html       (all of the above on one page, in a browser),"
+	@echo "         runs/demo/samples/grid.png  (a hundred digits that it drew, with their classes),"
+	@echo "read     runs/demo/results.json      (the numbers with their conditions),"
+	@echo "try      .venv/bin/gmmc predict runs/demo IMAGE --resize"
 
 test: .venv/dev ## the tests, two to four minutes
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: .venv/dev ## the tests that take longer: the demo's promises, kill -9
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
 test-oldest: ## the lowest versions that pyproject.toml allows, in an environment of their own: a few minutes
 	PYTHON=$(PYTHON) .ci/oldest
+
+fuzz: .venv/dev ## thousands of hostile inputs, a process each; CASES="models images -n 100" or CASES=models/17
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz $(CASES)
+
+kill: .venv/dev ## kill trainings, drawings and attacks a hundred times, and compare: half an hour
+	$(BIN)/python tests/kill.py
+
+mutants: .venv/dev ## faults in the source that the tests must notice; WORDS="buffer" for those named so
+	$(BIN)/python tests/mutants $(WORDS)
 
 check: .venv/dev ## format, lint, types, tests
 	$(BIN)/ruff format --check .

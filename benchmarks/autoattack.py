@@ -99,7 +99,7 @@ def main() -> None:
     model = gmmc.load(options.model, "auto")
     data = gmmc.data.load(model.cfg.data, model.cfg.train.seed)
     chosen = choose_images(data.test, options.images, SEED)
-    target = Target(model.calibrated())
+    target = Target(model.at("fitted"))
     with target.exposed() as prepared:
         x, y = prepared(chosen.images), chosen.labels.to(target.device)
         right = torch.cat([target.names(*pair) for pair in zip(x.split(64), y.split(64), strict=True)])

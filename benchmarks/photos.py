@@ -40,7 +40,9 @@ def save(images: LabelledImages, names: tuple[str, ...], name: str, count: int, 
 def measure(count: int, other: Path, data: gmmc.data.Dataset, folder: Path) -> dict[str, Any]:
     for name in CLASSES:
         save(data.train, data.class_names, name, count // len(CLASSES), folder / "photos" / name)
-    cfg = config.load("photos", {"data.name": str(folder / "photos"), "train.threads": 1})
+    # Random weights: the network of cifar10 has been trained on these photos.
+    changes = {"data.name": str(folder / "photos"), "train.start": "", "train.threads": 1}
+    cfg = config.load("photos", changes)
     sets = (str(other), "noise", "interp")
     cfg = dataclasses.replace(cfg, evaluate=dataclasses.replace(cfg.evaluate, ood=sets))
     model = train(cfg, folder / "run")

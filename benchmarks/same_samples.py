@@ -69,7 +69,7 @@ def drawn(model: Classifier, way: str, labels: Tensor, steps: int | None) -> dic
         began = time.monotonic()
         images = model.sample(len(labels), labels, steps=steps, on_progress=bar.update).cpu()
         seconds = time.monotonic() - began
-    energies = model.energy(images, labels) * model.head.gamma2  # unit energies, in full precision
+    energies = model.energy(images, labels)  # in full precision
     return {
         "images": to_uint8(images),
         "seconds": seconds,

@@ -1,8 +1,9 @@
 """Fill the results in README.md and docs/log.md from results/*.json. `--check` only compares."""
 
 import json
+import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def cifar10_table() -> str:
     auroc = {row.model: row.numbers for row in published.find("cifar10", "ood/log_density")}["GMMC (Gen)"]
     top1 = [f"*{paper[model]['top1']:%}*" for model in ("GMMC (Dis)", "GMMC (Gen)")]
     rows = [["test accuracy", *(percent(run["accuracy"], "top1") for run in runs), *top1]]
-    for name, words in (("paper", "the paper's γ²"), ("unit", "γ = 1"), ("fitted", "γ² fitted")):
+    for name, words in (("fitted", "γ² fitted"), ("unit", "γ = 1"), ("paper", "the paper's γ²")):
         found = [run["calibration"]["values"].get(f"{name}/ece") for run in runs]
         rows.append([f"ECE, {words}", *("–" if x is None else f"{x:.2%}" for x in found), "–", "–"])
     ece = {row.model: row.numbers for row in published.find("cifar10", "calibration")}["GMMC (Gen)"]["ece"]
@@ -120,10 +121,10 @@ def shipped_table() -> str:
     paper = {row.model: row.numbers for row in published.find("cifar10", "hybrid")}["GMMC (Gen)"]
     ece = {row.model: row.numbers for row in published.find("cifar10", "calibration")}["GMMC (Gen)"]["ece"]
     pgd = {row.model: row.numbers for row in published.find("cifar10", "pgd")}["GMMC (Gen)"]["linf_8_255"]
-    shares = " / ".join(f"{fits['values'][f'{name}/ece']:.1%}" for name in ("paper", "unit", "fitted"))
+    shares = " / ".join(f"{fits['values'][f'{name}/ece']:.1%}" for name in ("fitted", "unit", "paper"))
     rows = [
         ["test accuracy", percent(accuracy, "top1"), f"*{paper['top1']:%}*"],
-        ["ECE: the paper's γ² / γ = 1 / γ² fitted", shares, f"*{ece:%}*, γ² not stated"],
+        ["ECE: γ² fitted / γ = 1 / the paper's γ²", shares, f"*{ece:%}*, γ² not stated"],
     ]
     sets = ", ".join(SETS.get(name, name) for name in PAPER_SETS)
     for place, words in (
@@ -459,6 +460,74 @@ def photos_table() -> str:
     return f"{table(header, rows)}\n{told}\n"
 
 
+WAYS = {
+    "random": "random weights, `train.start=`",
+    "frozen": "the last layer alone, `finetune.epochs=0`",
+    "fine-3-3e-5": "**the default**: then 3 epochs of all layers at 3e-5",
+    "fine-10-3e-5": "10 epochs of all layers, `finetune.epochs=10`",
+    "fine-30-3e-5": "30 epochs of all layers",
+}
+
+
+def transfer_table(shown: Sequence[str] = tuple(WAYS)) -> str:
+    """Means over triples and seeds, and the gain over random weights, pair by pair."""
+    found = [entry for entry in results("transfer").values() if entry["conditions"]["arm"] in shown]
+
+    def of(arm: str, key: str) -> dict[tuple[int, int], float]:
+        here = [(entry["conditions"], entry["values"]) for entry in found]
+        return {(c["triple"], c["seed"]): values[key] for c, values in here if c["arm"] == arm}
+
+    rows = []
+    for arm in shown:
+        row = [WAYS.get(arm, f"`{arm}`")]
+        for key in ("valid_accuracy", "test_accuracy"):
+            mine, random = of(arm, key), of("random", key)
+            gains = [mine[place] - random[place] for place in mine]
+            error = statistics.stdev(gains) / len(gains) ** 0.5
+            gain = "" if arm == "random" else f" ({100 * statistics.mean(gains):+.1f} ± {100 * error:.1f})"
+            row.append(f"{statistics.mean(mine.values()):.1%}{gain}")
+        rows.append([*row, f"{statistics.mean(of(arm, 'test_nll').values()):.2f}"])
+    header = [
+        "training",
+        "validation accuracy (points over random weights ± s.e.)",
+        "test accuracy",
+        "test NLL",
+    ]
+    conditions = found[0]["conditions"]
+    counts = conditions["images"]
+    told = (
+        "Means of nine runs: three triples of CIFAR-100 classes, three seeds; "
+        f"{counts['train']} training, {counts['valid']} validation and {counts['test']} test images each; "
+        f"fp32 on one {conditions['hardware']}, commit {conditions['commit'][:10]}. All of it: "
+        "[results/transfer.json](../results/transfer.json), by "
+        "[benchmarks/transfer.py](../benchmarks/transfer.py)."
+    )
+    return f"{table(header, rows)}\n{told}\n"
+
+
+def transfer_ood_table() -> str:
+    """AUROCs of the score that photos abstains by and of two others, mean over triples and seeds."""
+    found = results("transfer-ood").values()
+    scores = {"log_density": "log p(x)", "max_posterior": "max p(y\\|x)", "neighbours": "neighbours"}
+    places = [(name, score) for name in ("others", "noise") for score in scores]
+    rows = []
+    for arm in ("random", "frozen", "fine-3-3e-5", "fine-10-3e-5"):
+        runs = [entry["values"] for entry in found if entry["conditions"]["arm"] == arm]
+        means = (statistics.mean(run[f"{name}/{score}/auroc"] for run in runs) for name, score in places)
+        rows.append([WAYS[arm], *(f"{mean:.2f}" for mean in means)])
+    header = ["training", *(f"{name}: {scores[score]}" for name, score in places)]
+    told = (
+        "AUROC of validation images against 300 images of other CIFAR-100 classes and against uniform noise; "
+        "means of nine runs as above, in another run of the same script: "
+        "[results/transfer-ood.json](../results/transfer-ood.json)."
+    )
+    return f"{table(header, rows)}\n{told}\n"
+
+
+def all_transfers() -> str:
+    return transfer_table(list(dict.fromkeys(e["conditions"]["arm"] for e in results("transfer").values())))
+
+
 def autoattack_table() -> str:
     found = results("autoattack")
     conditions = found["conditions"]
@@ -504,9 +573,17 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "bench-h200": bench_table,
         "bench-cpu": cpu_table,
     },
-    "docs/log.md": {"cifar10-search": search_table, "autoattack": autoattack_table},
+    "docs/log.md": {
+        "cifar10-search": search_table,
+        "autoattack": autoattack_table,
+        "transfer": all_transfers,
+    },
     "docs/tables.md": {"tables": tables_table},
-    "docs/own-images.md": {"photos": photos_table},
+    "docs/own-images.md": {
+        "transfer": transfer_table,
+        "transfer-ood": transfer_ood_table,
+        "photos": photos_table,
+    },
 }
 
 

@@ -1,12 +1,14 @@
 """Tiny data and recipes: a training takes a second."""
 
-import subprocess
+import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from gmmc import config, runs
+from gmmc import config, progress, runs
 from gmmc import data as data_sources
 from gmmc.attacks import protocol
 from gmmc.data import Dataset, LabelledImages
@@ -16,6 +18,7 @@ from gmmc.learner import Learner
 from gmmc.models import Classifier
 from gmmc.processes import build_fabric
 from gmmc.train import train
+from processes import DEADLINE, started
 
 torch.set_num_threads(1)  # tiny tensors: threads cost more than they bring, all the more on a busy machine
 
@@ -49,6 +52,12 @@ def tiny_data(classes: int = 3, count: int = 64, channels: int = 1, size: int = 
         return LabelledImages(images, labels)
 
     return Dataset(part(count), part(12), part(18), [f"class {i}" for i in range(classes)])
+
+
+@pytest.fixture(autouse=True)
+def no_lines_by_the_clock(monkeypatch):
+    """Print progress only when a task ends: how many lines come before depends on the machine."""
+    monkeypatch.setattr(progress, "PLAIN_EVERY", math.inf)
 
 
 @pytest.fixture
@@ -94,6 +103,22 @@ def make_learner(cfg: config.Config, data: Dataset, start: Classifier | None = N
     return Learner(cfg, data, build_fabric(cfg.train), start)
 
 
+@contextmanager
+def interrupted_at(step: int) -> Iterator[None]:
+    """Interrupt the training in this block before update number `step`."""
+    update = Learner.update
+
+    def interrupt(learner: Learner) -> None:
+        if learner.step == step:
+            raise KeyboardInterrupt
+        update(learner)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "update", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
 @pytest.fixture
 def model() -> Classifier:
     return make_model()
@@ -101,6 +126,6 @@ def model() -> Classifier:
 
 def dead_process() -> int:
     """Return the id of a process that has ended."""
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    return ended.pid
+    with started([sys.executable, "-c", ""]) as process:
+        process.wait(DEADLINE)
+    return process.pid

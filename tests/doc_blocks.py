@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
-# A comment above a block says what running it takes: <!-- slow -->, <!-- gpu -->, <!-- network -->.
+# A comment above a block says what it takes to run it: <!-- slow -->, or one of gpu, network and package.
 FENCED = re.compile(r"(?:<!-- (?P<mark>\w+) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)```", re.DOTALL)
 
 

@@ -7,14 +7,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacked import CLASSES, LINEAR_GAP, NORMS, border_images, five_classes, smooth, source, two_classes
+from attacked import (
+    CLASSES,
+    LINEAR_GAP,
+    NORMS,
+    border_images,
+    five_classes,
+    linear,
+    smooth,
+    source,
+    two_classes,
+)
 from conftest import make_model
 from gmmc.attacks import autoattack
 from gmmc.attacks import gradient as gradients
 from gmmc.attacks.autoattack import PARTS, AutoAttackPart, towards_each
 from gmmc.attacks.carlini_wagner import CarliniWagner
 from gmmc.attacks.gradient import Attack, FeatureMatch, Margin, PaperPGD, Pull, Temperatures, Transfer
-from gmmc.attacks.target import Target, margin
+from gmmc.attacks.target import ROUNDING, Target, margin
 from gmmc.attacks.threats import Threat
 
 NAMES = ["paper_pgd", "margin", "pull", "temperatures", "features", "transfer", *PARTS]
@@ -180,6 +190,40 @@ def test_carlini_and_wagner_find_the_nearest_image(targeted):
     assert distances.max() / wanted < 1.02
 
 
+def test_of_all_images_that_carlini_and_wagner_try_the_nearest_success_is_kept():
+    module, x = smooth(), border_images()[:3]
+    y, tried = module(x).argmax(1), []
+
+    class Watched(Target):
+        def view(self, images):
+            tried.append(images.detach().clone())
+            return super().view(images)
+
+    target = Watched(module)
+    with target.exposed():
+        moved = CarliniWagner(40, False, search_steps=4).attack(target, x, y, y)
+        points = torch.stack(tried)
+        logits = target(points.flatten(0, 1)).double().unflatten(0, points.shape[:2])
+    over = torch.stack([margin(row, y) for row in logits])
+    distances = (points - x).double().flatten(2).norm(dim=2)
+    nearest = distances.where(over > ROUNDING * logits.abs().amax(2), torch.inf).amin(0)
+    assert nearest.isfinite().all()
+    torch.testing.assert_close((moved - x).double().flatten(1).norm(dim=1), nearest, rtol=1e-4, atol=1e-6)
+
+
+def test_carlini_and_wagner_search_for_the_least_c_that_succeeds(monkeypatch):
+    needed, used = torch.tensor([0.05, 3.0]), []
+
+    def descend(self, target, x, y, goals, c, nearest, found):
+        used.append(c)
+        return c >= needed
+
+    monkeypatch.setattr(CarliniWagner, "_descend", descend)
+    x, y = torch.zeros(2, 1, 8, 8), torch.zeros(2).long()
+    CarliniWagner(1, False, search_steps=16).attack(Target(smooth()), x, y, y)
+    torch.testing.assert_close(used[-1], needed, rtol=1e-3, atol=0)
+
+
 def test_carlini_and_wagner_give_back_what_they_cannot_move():
     module, x, y, _ = two_classes(scale=0)
     moved = CarliniWagner(10, False, search_steps=3).attack(Target(module), x, y, y)
@@ -227,6 +271,78 @@ def test_restarts_begin_elsewhere():
     assert not torch.equal(attempts[1], attempts[2])
     pulls = [Pull(3, 3).attempt(target, x, y, tiny, number, source(5)) for number in (1, 2)]
     assert not torch.equal(*pulls)  # from the same place towards other classes
+
+
+def losses_of(attack, module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """(tries, N): what each attempt raises, at the images themselves."""
+    target, rows = Target(module), torch.arange(len(x))
+    with torch.no_grad():
+        return torch.stack(
+            [attack.loss(target, x, y, k)(target.view(x), rows).double() for k in range(attack.tries)]
+        )
+
+
+class Flat(nn.Module):
+    """Pixels as features, in the precision of its only parameter."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * x.flatten(1)
+
+
+def test_attempts_pull_to_every_other_mean_the_nearest_first():
+    model, x = make_model(classes=CLASSES), border_images()
+    y = torch.arange(len(x)) % CLASSES
+    energies = model.tempered().energies(x).detach()
+    others = energies[energies != energies.gather(1, y[:, None])].view(len(x), CLASSES - 1)
+    found = losses_of(Pull(3, CLASSES), model, x, y)
+    torch.testing.assert_close(found[:-1].T, -others.sort(1).values)
+    assert torch.equal(found[-1], found[0])  # after the last mean the first again
+
+
+def test_attempts_go_through_all_temperatures():
+    """Attempt k raises −log p(y|x) at the k-th γ²."""
+    model, x = make_model(classes=CLASSES), border_images()
+    y = torch.arange(len(x)) % CLASSES
+    gamma2s = (2.0, 50.0, 700.0)
+    found = losses_of(Temperatures(3, 4, gamma2s=gamma2s), model, x, y)
+    energies = model.tempered().energies(x).detach()
+    for k, gamma2 in enumerate((*gamma2s, gamma2s[0])):
+        wanted = -(-energies / gamma2).log_softmax(1).gather(1, y[:, None]).squeeze(1)
+        torch.testing.assert_close(found[k], wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_attempts_imitate_other_images_the_nearest_first(dtype):
+    """Guides at 1, 2, … from the features of every image, those of its own class left out."""
+    x = torch.zeros(2, 1, 1, 2, dtype=dtype)
+    guides = torch.tensor([[3.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 4.0]], dtype=dtype)
+    attack = FeatureMatch(3, 3, guides, torch.tensor([0, 1, 0, 1]))
+    found = losses_of(attack, Flat(dtype), x, torch.tensor([2, 0]))
+    assert found[:, 0].tolist() == [-1, -4, -9]
+    assert found[:2, 1].tolist() == [-1, -16]
+
+
+def test_a_transfer_knows_nothing_of_the_model_it_is_tried_on():
+    x, threat = border_images(), Threat("linf", 0.1)
+    y, by = torch.arange(len(x)) % CLASSES, Margin(5, 1)
+    surrogate = Target(smooth(seed=1))
+    wanted = by.attempt(surrogate, x, y, threat, 0, source())
+    for seed in (0, 1, 2):
+        moved = Transfer(surrogate, by).attempt(Target(smooth(seed=seed)), x, y, threat, 0, source())
+        assert torch.equal(moved, wanted)
+
+
+def test_the_papers_attack_begins_at_random():
+    x, y, threat = border_images(), torch.zeros(6).long(), Threat("linf", 0.1)
+    first, second = (
+        PaperPGD(steps=0).attempt(Target(smooth()), x, y, threat, 0, source(seed)) for seed in (0, 1)
+    )
+    assert (first != x).flatten(1).any(1).all()
+    assert (first != second).flatten(1).any(1).all()
 
 
 def test_margin_by_hand():
@@ -300,6 +416,20 @@ class TestAutoAttack:
             AutoAttackPart(part, 12).attempt(Target(module), x, order[:, 0], Threat.linf(8), 0, source())
         assert torch.equal(aims[0], order[:, 1:10])
         assert torch.equal(aims[1], aims[0])
+
+    @pytest.mark.parametrize("norm", NORMS)
+    def test_fab_goes_on_to_other_classes_until_an_image_within_reach_is_found(self, norm):
+        """The class with the larger logit is six times as far away as the other one."""
+        weight = torch.zeros(3, 64)
+        weight[1, :32], weight[2, 32:] = 1 / (32 * 0.3), 2 / (32 * 0.05)
+        module = linear(weight)
+        with torch.no_grad():
+            module[1].bias += torch.tensor([2.0, 1.0, 0.0])
+        x, y = torch.full((2, 1, 8, 8), 0.5), torch.zeros(2).long()
+        nearest = 0.05 if norm == "linf" else 0.05 * 32**0.5
+        attack = AutoAttackPart("fab-t", 3)
+        assert broken_by(attack, module, x, y, Threat(norm, 1.02 * nearest)).all()
+        assert not broken_by(attack, module, x, y, Threat(norm, 0.99 * nearest)).any()
 
     def test_attacks_one_class_after_the_other_until_an_image_is_broken(self):
         x, y, seen = torch.rand(4, 1, 2, 2, generator=source()), torch.zeros(4).long(), []

@@ -168,7 +168,7 @@ def reference(part: str, target: Target, x, y, threat: Threat, targets: int) -> 
 def differences(part: str, digits, threat: Threat, images: int, targets: int) -> tuple[int, int, int]:
     """Images that the model names right, those that our attack breaks, those on which the two differ."""
     model, data = digits
-    target = Target(model.calibrated())
+    target = Target(model.at("fitted"))
     x, y = data.test.images[:images] / 255, data.test.labels[:images]
     with target.exposed():
         right = target.names(x, y)

@@ -9,6 +9,7 @@ from gmmc.backbones import (
     feature_dim,
     frozen_statistics,
     has_live_statistics,
+    split_last,
     unrecorded_statistics,
 )
 from gmmc.config import ModelConfig
@@ -26,6 +27,16 @@ def test_every_backbone_takes_every_shape(name, own_dim, shape, dim, norm):
     assert backbone(torch.rand(2, *shape)).shape == (2, dim or own_dim)
     assert feature_dim(backbone) == (dim or own_dim)
     assert bool(batch_norms(backbone)) == (norm == "batch")
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "wrn-10-1", "mlp-2-32"])
+@pytest.mark.parametrize("dim", [0, 12])
+def test_trunk_and_last_layer_make_the_backbone(name, dim):
+    backbone, x = build_backbone(ModelConfig(name, dim=dim), (1, 8, 8)), torch.rand(2, 1, 8, 8)
+    trunk, last = split_last(backbone)
+    assert torch.equal(last(trunk(x)), backbone(x))
+    assert not isinstance(trunk[-1], nn.Linear)
+    assert {**trunk.state_dict(), **last.state_dict()}.keys() == backbone.state_dict().keys()
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "wrn-16-2", "mlp-2-32"])

@@ -73,6 +73,39 @@ def test_the_share_of_fresh_chains(reinit):
     assert torch.equal(drawn.visits, torch.where(fresh, 0, 7).int())
 
 
+def test_a_fresh_chain_has_a_label_of_its_own_starts_as_that_class_and_keeps_it():
+    start = gaussian_start("cpu")
+    buffer, source = make(size=1000, reinit=1.0, start=start)
+    before = buffer.labels.clone()
+    drawn = buffer.draw(1000, source)
+    same = (drawn.labels == before[drawn.slots]).float().mean().item()
+    assert same == pytest.approx(0.2, abs=0.06)  # five classes, drawn whatever the slot held
+    levels = [drawn.images[drawn.labels == y].mean().item() for y in range(5)]
+    assert levels == sorted(levels)  # brightness tells the class
+    assert levels[4] - levels[0] > 0.5
+    buffer.put(drawn, drawn.images, torch.zeros(1000))
+    assert torch.equal(buffer.labels[drawn.slots], drawn.labels)
+
+
+def test_a_slot_is_of_its_class_whatever_the_random_number(monkeypatch):
+    """The largest number below 1 must not round a label up to the next class."""
+    buffer, source = make(size=6, priors=(0.25, 0.25, 0.5))
+    buffer.labels.copy_(torch.tensor([2, 2, 0, 1, 2, 1]))
+    numbers = torch.tensor([0.0, 0.0, 0.5, 1 - 2**-24, 0.0, 0.5])
+    monkeypatch.setattr(torch, "rand", lambda *_, **__: numbers)
+    labels = torch.tensor([1, 1, 2, 2, 2, 0])
+    slots = buffer._slots_of(labels, source)
+    assert torch.equal(buffer.labels[slots], labels)
+    assert sorted(slots.tolist()) == list(range(6))
+
+
+def test_slots_of_a_class_are_drawn_in_any_order():
+    buffer, source = make(size=60)
+    drawn = [tuple(buffer.draw(5, source, torch.arange(5)).slots.tolist()) for _ in range(20)]
+    assert len(set(drawn)) > 15
+    assert len({slot for slots in drawn for slot in slots}) > 40
+
+
 def test_small_moves_survive_storage():
     buffer, source = make()
     drawn = buffer.draw(10, source)

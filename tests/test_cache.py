@@ -1,18 +1,21 @@
 """Decoded images that are kept: the same bits, never stale, never a reason to fail."""
 
 import os
-import subprocess
 import sys
 import time
+from contextlib import ExitStack
+from subprocess import PIPE
 
 import pytest
 import torch
 
+from conftest import tiny_data
 from gmmc import data, ranks
 from gmmc.config import DataConfig
 from gmmc.data import cache, reading
 from gmmc.errors import InputError
-from image_files import pictures, png, write_folder, write_shard
+from image_files import pictures, png, write_folder, write_shard, write_table
+from processes import ended, started
 
 LABELS = [i % 2 for i in range(20)]
 CLASSES = [("cat", "dog")[label] for label in LABELS]
@@ -111,6 +114,27 @@ def test_other_options_have_entries_of_their_own(photos, kept, no_decoding):
     assert same(load(photos), as_it_is)
 
 
+def test_other_labels_and_channels_have_entries_of_their_own(tmp_path, kept):
+    cells = {"img": [png(image) for image in pictures(20)], "kind": LABELS, "turned": LABELS[::-1]}
+    path = write_table(tmp_path / "all.parquet", cells)
+    for _ in range(2):  # decoded, then from the cache
+        for column in ("kind", "turned"):
+            got = load(path, label=column)
+            wanted = dict(zip(map(bytes_of, pictures(20)), cells[column], strict=True))
+            assert all(
+                wanted[image.numpy().tobytes()] == label
+                for image, label in zip(got.train.images, got.train.labels.tolist(), strict=True)
+            )
+    assert len(entries(kept)) == 2
+    shapes = [data.outside(str(path), tiny_data(channels=channels)).shape[1:] for channels in (1, 3, 1)]
+    assert shapes == [(1, 8, 8), (3, 8, 8), (1, 8, 8)]
+
+
+def bytes_of(picture):
+    """As a tensor of the image holds it, channels first."""
+    return picture.transpose(2, 0, 1).tobytes()
+
+
 def test_two_files_of_one_folder_do_not_push_each_other_out(tmp_path, kept):
     for seed in (1, 2):
         load(write_shard(tmp_path / f"{seed}.parquet", pictures(20, seed=seed), LABELS))
@@ -194,9 +218,10 @@ def test_several_processes_at_once(photos, kept, no_decoding):
         "import sys; from gmmc.data import cache, load; from gmmc.config import DataConfig\n"
         "cache.WORTH_KEEPING = 9; print(load(DataConfig(name=sys.argv[1]), 0).fingerprint)"
     )
-    command = [sys.executable, "-c", code, str(photos)]
-    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    prints = {process.communicate()[0].strip() for process in started}
+    command = [sys.executable, "-c", code, photos]
+    with ExitStack() as stack:
+        both = [stack.enter_context(started(command, stdout=PIPE, text=True)) for _ in range(2)]
+        prints = {ended(process).stdout.strip() for process in both}
     assert len(entries(kept)) == 1
     no_decoding()
     assert prints == {load(photos).fingerprint}

@@ -1,14 +1,18 @@
 """Expected calibration error: hand-placed confidences, laws, and what chance alone gives."""
 
+import copy
+import dataclasses
 import math
 
 import pytest
 import torch
+from sklearn.metrics import log_loss
 from torch import nn
 
 import gmmc
 from conftest import make_model, tiny_data
 from gmmc.config import EvaluateConfig
+from gmmc.data import Dataset, LabelledImages
 from gmmc.evaluations.calibration import (
     BINS,
     brier,
@@ -18,6 +22,7 @@ from gmmc.evaluations.calibration import (
     measure,
     reliability,
 )
+from gmmc.evaluations.temperatures import temperatures
 
 
 def ece(confidence, correct):
@@ -125,17 +130,96 @@ class TestMeasure:
         assert values["adaptive_ece"] == pytest.approx(0.5)
 
 
+def test_adaptive_bins_keep_sure_images_apart_whose_confidences_are_all_1():
+    """Ten correct images at 0.6 err by 4 together; of 390 certain ones the 100 surest are wrong."""
+    logits = torch.zeros(400, 2, dtype=torch.float64)
+    logits[:, 0] = 1000 + torch.arange(400)
+    logits[:10, 0] = math.log(0.6 / 0.4)
+    values, _ = measure(logits, (torch.arange(400) >= 300).long(), seed=0)
+    assert values["adaptive_ece"] == pytest.approx((4 + 100) / 400)
+
+
 def test_three_temperatures_for_ours_two_for_others():
     data = tiny_data()
     ours = gmmc.evaluate(make_model(), data, "calibration")["calibration"]
     assert [key for key in ours.values if key.endswith("/gamma2")] == [
-        "paper/gamma2",
-        "unit/gamma2",
         "fitted/gamma2",
+        "unit/gamma2",
+        "paper/gamma2",
     ]
     assert ours.values["fitted/nll"] <= ours.values["unit/nll"] + 0.2  # fitted on other images
     other = gmmc.evaluate(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), data, "calibration")["calibration"]
     assert set(other.curves) == {"unit", "fitted"}
+
+
+def test_accuracy_is_measured_at_the_temperature_that_users_get(digits):
+    """The fitted γ² of a calibrated model; no warning about the saturated γ² of the paper."""
+    model, data = copy.deepcopy(digits[0]), digits[1]
+    model.head.gamma2.fill_(1e-4)
+    model.reference = None
+    before = gmmc.evaluate(model, data, ["accuracy", "calibration"])
+    assert before["accuracy"].values["nll"] == pytest.approx(
+        before["calibration"].values["paper/nll"], rel=1e-4
+    )
+    assert any("knowing nothing" in flag for flag in before["accuracy"].flags)
+    assert any("saturated" in flag for flag in before["calibration"].flags)
+    model.calibrate(data.valid.images, data.valid.labels)
+    after = gmmc.evaluate(model, data, ["accuracy", "calibration"])
+    accuracy, calibration = after["accuracy"], after["calibration"]
+    for key in ("nll", "brier"):
+        assert accuracy.values[key] == pytest.approx(calibration.values[f"fitted/{key}"], rel=1e-4)
+    assert accuracy.conditions["gamma2"] == pytest.approx(calibration.values["fitted/gamma2"], rel=1e-4)
+    assert accuracy.flags == calibration.flags == []
+    assert calibration.values["paper/gamma2"] == pytest.approx(1e-4)
+
+
+def test_without_validation_images_the_fitted_temperature_is_the_models():
+    data, model = tiny_data(), make_model()
+    none = with_parts(data, valid=data.valid[:0])
+    assert "fitted" not in temperatures(model.tempered(), none)
+    model.calibrate(data.valid.images, data.valid.labels)
+    assert temperatures(model.tempered(), none)["fitted"] == model.gamma2
+
+
+def test_a_calibrated_model_keeps_its_temperature_whatever_the_validation_images():
+    data, model = tiny_data(), make_model()
+    model.calibrate(data.valid.images, data.valid.labels)
+    other = with_parts(data, valid=noise_like(data.valid))
+    results = gmmc.evaluate(model, other, ["accuracy", "calibration"])
+    assert results["calibration"].values["fitted/gamma2"] == model.gamma2
+    assert results["accuracy"].conditions["gamma2"] == model.gamma2
+    assert str(len(data.valid)) not in results["calibration"].conditions["fitted_on"]
+
+
+def with_parts(data: Dataset, **parts: LabelledImages) -> Dataset:
+    return dataclasses.replace(data, **parts)
+
+
+def noise_like(part: LabelledImages) -> LabelledImages:
+    """Other images and labels, as many."""
+    source = torch.Generator().manual_seed(7)
+    images = torch.randint(0, 256, part.images.shape, generator=source).to(torch.uint8)
+    return LabelledImages(images, part.labels.flip(0))
+
+
+def test_the_temperature_depends_on_validation_images_alone():
+    data, network = tiny_data(), make_model().tempered()
+    fitted = temperatures(network, data)["fitted"]
+    for part in ("train", "test"):
+        other = with_parts(data, **{part: noise_like(getattr(data, part))})
+        assert temperatures(network, other)["fitted"] == fitted
+    assert temperatures(network, with_parts(data, valid=noise_like(data.valid)))["fitted"] != fitted
+
+
+def test_numbers_are_those_of_the_test_images():
+    """At γ = 1 they are the logits themselves, so the evaluation `accuracy` gives the same numbers."""
+    data, network = tiny_data(), nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    results = gmmc.evaluate(network, data, ["calibration", "accuracy"])
+    found, expected = results["calibration"].values, results["accuracy"].values
+    logits = network(data.test.images / 255).detach().double()
+    assert found["unit/nll"] == pytest.approx(log_loss(data.test.labels, logits.softmax(-1)), rel=1e-5)
+    for name in ("nll", "brier"):
+        assert found[f"unit/{name}"] == pytest.approx(expected[name], rel=1e-5)
 
 
 def test_a_saturated_posterior_is_flagged():

@@ -134,6 +134,30 @@ class TestCampaign:
         assert torch.equal(whole, parts)
 
 
+class TestRandomness:
+    """Each attempt at each batch draws numbers of its own, which names alone decide."""
+
+    def drawn(self, name: str = "draw", threat: Threat = EIGHT, seed: int = 0) -> list[float]:
+        numbers = []
+
+        class Draw(Darken):
+            def attempt(self, target, x, y, threat, number, source):
+                numbers.append(torch.rand((), generator=source, dtype=torch.float64).item())
+                return x
+
+        make_campaign(seed=seed).run(name, Draw(tries=3), threat)
+        return numbers
+
+    def test_attempts_and_batches_share_no_numbers(self):
+        numbers = self.drawn()
+        assert len(set(numbers)) == len(numbers) == 3 * 4
+        assert self.drawn() == numbers
+
+    @pytest.mark.parametrize("change", [{"name": "other"}, {"threat": Threat.linf(4)}, {"seed": 1}])
+    def test_another_attack_threat_or_seed_draws_others(self, change):
+        assert not {*self.drawn()} & {*self.drawn(**change)}
+
+
 class TestCheats:
     @pytest.mark.parametrize(
         "move",

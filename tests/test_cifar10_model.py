@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -10,7 +11,9 @@ from PIL import Image
 import gmmc
 from gmmc import config, pretrained
 from gmmc.cli import main
+from gmmc.drawing import fingerprint
 from gmmc.packing import unpack
+from gmmc.pictures import GAP
 
 ROOT = Path(__file__).parents[1]
 FOLDER = pretrained.SHIPPED / "cifar10"
@@ -77,6 +80,47 @@ def test_noise_is_not_named(tmp_path, capsys, monkeypatch):
     assert told["answer"] is None
     assert told["calibrated"]
     assert not (tmp_path / "runs").exists()
+
+
+def test_its_examples_are_its_own_images_and_need_no_data(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("no network is needed"))
+    monkeypatch.setattr("gmmc.data.load", lambda *_: pytest.fail("no data set is needed"))
+    with pytest.raises(SystemExit) as done:
+        main(["examples", "cifar10"])
+    assert done.value.code == 0
+    assert "Next: gmmc predict cifar10 runs/cifar10/examples\n" in capsys.readouterr().out
+    places = sorted(Path("runs/cifar10/examples").iterdir())
+    drawn = [f"{model.class_names[i]}_seed{i:06d}.png" for i in range(5)]
+    assert [path.name for path in places] == sorted([*drawn, "noise.png", "turned.png"])
+    with pytest.raises(SystemExit) as done:
+        main(["predict", "cifar10", *map(str, places), "--json", "--device", "cpu"])
+    assert done.value.code == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["image"] for row in rows] == list(map(str, places))
+    answers = {Path(row["image"]).name: row["answer"] for row in rows}
+    assert (answers["noise.png"], answers["turned.png"]) == (None, "truck")  # as the README has it
+
+
+def test_its_drawn_images_were_drawn_by_these_weights(model):
+    """The stamp names weights, sampler and steps; drawing one again takes minutes."""
+    made_by = fingerprint(model)
+    for i, path in enumerate(pretrained.drawn_images("cifar10")):
+        with Image.open(path) as picture:
+            assert json.loads(picture.info["gmmc"]) == {"made_by": made_by, "label": i, "seed": i}
+
+
+def test_its_drawn_images_are_those_that_were_measured():
+    """The same labels and seeds, drawn there on a GPU in bf16."""
+    with Image.open(FOLDER / "generation" / "fresh.png") as picture:
+        measured = np.array(picture)
+    for i, path in enumerate(pretrained.drawn_images("cifar10")):
+        left = GAP + i * (32 + GAP)
+        tile = measured[GAP : GAP + 32, left : left + 32]
+        with Image.open(path) as picture:
+            assert (
+                np.abs(np.array(picture) - tile.astype(float)).mean() < 4
+            )  # of 255; images of two seeds differ by 49 to 90
 
 
 def test_its_card_is_on_the_page(tmp_path, monkeypatch):

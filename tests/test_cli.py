@@ -2,10 +2,6 @@ import dataclasses
 import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -17,8 +13,21 @@ from gmmc import __version__, cli, config, hub, restoring, runs
 from gmmc.data import Dataset
 from gmmc.packing import pack, unpack
 from gmmc.train import train
+from processes import finished, gmmc_command, python
 
-COMMANDS = ["train", "evaluate", "compare", "report", "sample", "predict", "calibrate", "export", "bench"]
+COMMANDS = [
+    "train",
+    "evaluate",
+    "compare",
+    "report",
+    "sample",
+    "examples",
+    "predict",
+    "calibrate",
+    "export",
+    "bench",
+]
+COMMANDS += ["models", "recipes"]
 
 
 def gmmc(*arguments, capsys):
@@ -33,7 +42,7 @@ def gmmc(*arguments, capsys):
 def test_every_command_has_help_with_an_example(command, capsys):
     status, out, _ = gmmc(command, "--help", capsys=capsys)
     assert status == 0
-    assert f"Example: gmmc {command} " in out
+    assert re.search(rf"Example: gmmc {command}\b", out)
 
 
 def test_help_lists_the_commands(capsys):
@@ -106,6 +115,11 @@ def test_your_own_photos(tmp_path, capsys):
     status, told, err = gmmc("predict", out, photo, "--json", capsys=capsys)
     assert json.loads(told)["class"] == "bright"
     assert gmmc("report", out, capsys=capsys)[0] == 0
+    for place in ([], ["--out", tmp_path / "drawn"], ["--out", tmp_path / "drawn.npz"]):
+        status, told, err = gmmc("sample", out, *place, capsys=capsys)
+        assert (status, told, err.count("\n")) == (2, "", 1)
+        assert "train.beta=0" in err
+    assert not [*out.glob("samples*"), *tmp_path.glob("drawn*")]
 
 
 def test_samples_of_a_seed_are_the_same_files_whatever_the_number(run, tmp_path, capsys):
@@ -378,35 +392,41 @@ def test_damaged_results_are_named_before_the_work(run, content, capsys, tmp_pat
     assert "sampling" not in err
 
 
-@pytest.mark.parametrize("count", [1, 3000], ids=["in one write", "in many"])
-def test_a_reader_that_has_seen_enough_is_no_complaint(run, pictures, count):
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "reader"), [(1, "true"), (3000, "head -1")], ids=["in one write", "in many"]
+)
+def test_a_reader_that_has_seen_enough_is_no_complaint(run, pictures, count, reader):
     """gmmc predict … | head -1"""
-    images = [str(pictures / "good.png")] * count
-    command = [sys.executable, "-m", "gmmc", "predict", str(run), *images]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    if count > 1:
-        process.stdout.readline()
-    process.stdout.close()
-    assert process.stderr.read() == ""
-    process.stderr.close()
-    process.wait()
+    command = gmmc_command("predict", run, *[pictures / "good.png"] * count)
+    script = f'{{ "$@"; echo status $? >&2; }} | {reader}'
+    assert finished(["sh", "-c", script, "sh", *command]).stderr == "status 0\n"
 
 
-@pytest.mark.parametrize("delay", [0.3, 1.0])
-def test_ctrl_c_at_any_time_is_one_line(tmp_path, delay):
-    """Also while libraries are being imported."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gmmc", "train", "digits", "--out", str(tmp_path / "run")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    time.sleep(delay)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    if process.returncode == -signal.SIGINT:
-        return  # Python itself was not up yet
-    assert (process.returncode, out, err.count("\n")) == (130, "", 1), err
+INTERRUPTED = """
+import runpy, signal, sys
+moment = sys.argv.pop(1)
+class Interrupting:
+    def find_spec(name, path, target=None):
+        if name == moment:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupting)
+runpy.run_module("gmmc", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("moment", ["numpy", "torch.nn"])
+def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path, moment):
+    done = python(INTERRUPTED, moment, "train", "digits", "--out", tmp_path / "run", status=130)
+    assert (done.stdout, done.stderr) == ("", "gmmc: interrupted\n")
+
+
+@pytest.mark.parametrize("status", [0, 1, 3])
+def test_an_exit_keeps_its_status(monkeypatch, status):
+    monkeypatch.setattr(cli, "app", lambda *_, **__: exit(status))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["predict"])
+    assert end.value.code == status
 
 
 def test_out_of_memory_is_one_line(monkeypatch, run, capsys):
@@ -504,12 +524,20 @@ class TestCalibrate:
         assert status == 2
         assert "validation or test images are not those that the model was trained with" in err
 
+    def test_a_damaged_recipe_is_refused_before_the_work(self, old, capsys):
+        (old / "config.toml").write_text("[train]\nbetta = 1\n")
+        status, _, err = gmmc("calibrate", old, capsys=capsys)
+        assert status == 2
+        assert str(old / "config.toml") in err
+        assert "betta" in err
+        assert err.count("\n") == 1
+
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
             (["cifar10"], "cifar10 ships with gmmc and stays as it is"),
             (["{old}/model.safetensors"], "RUN must be a run folder with a config.toml"),
-            (["{old}/nowhere"], "nowhere', which is no folder"),
+            (["{old}/nowhere"], "nowhere', which does not exist"),
             (["{old}", "--score", "beauty"], "score must be one of auto, log_density"),
             (["{old}", "--tpr", "1"], "tpr must be at most 0.9999, got 1"),
         ],
@@ -521,3 +549,11 @@ class TestCalibrate:
         assert words in err
         assert err.count("\n") == 1
         assert (old / "model.safetensors").read_bytes() == before
+
+
+def test_evaluate_reports_that_samples_are_left_out(tmp_path, capsys):
+    settings = ["generative.epochs=0", "train.beta=0", "discriminative.epochs=1"]
+    gmmc("train", "digits", *settings, "--out", tmp_path / "run", capsys=capsys)
+    _, out, err = gmmc("evaluate", tmp_path / "run", "--ood", "noise", capsys=capsys)
+    assert "samples is left out" in err
+    assert "accuracy" in out

@@ -3,8 +3,6 @@
 import io
 import json
 import random
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from gmmc import cli, config, pretrained
 from gmmc.comparison import compare, show
 from gmmc.comparison.picture import spread
 from gmmc.errors import InputError
+from processes import python
 from report_runs import being_trained, entry, make_run, page_of
 
 COMMIT = "0123456789abcdef"
@@ -319,6 +318,14 @@ def test_noise_is_the_spread_between_runs_of_one_recipe(base, tmp_path):
     assert told == "not known: no other run has the recipe of base, but for the seed"
 
 
+def test_noise_is_told_with_the_widest_interval_of_its_runs(base, tmp_path):
+    rough = evaluated(0.93, 61.0)
+    rough["validation"]["intervals"]["top1"] = [0.90, 0.96]
+    other = search_run(tmp_path / "seed-1", rough, train={"seed": 1})
+    told = compare([base, other], tmp_path / "out")["conditions"]["noise"]
+    assert "(each ±3.0% by its number of images)" in told
+
+
 def test_another_seed_begins_with_weights_of_its_own(base, tmp_path):
     own = search_run(tmp_path / "own", evaluated(0.93, 61.0), train={"seed": 1, "start": "start-1"})
     told = compare([base, own], tmp_path / "out")["conditions"]["noise"]
@@ -395,7 +402,7 @@ def test_bad_input_is_refused_in_one_line(base, tmp_path):
         (
             [base, empty],
             out,
-            f"RUN must be a run folder, with a config.toml in it, got '{empty}'"
+            f"RUN must be a run folder, with a config.toml in it, got '{empty}', which has none"
             f"{pretrained.listed('; models that ship with gmmc')}",
         ),
         ([base, results], out, f"RUN must be a run folder, with a config.toml in it, got '{results}'"),
@@ -473,5 +480,4 @@ def test_labels_keep_their_distance_and_their_order():
 
 def test_comparing_needs_no_torch():
     code = "import sys, gmmc.comparison; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    assert python(code).stdout.strip() == "False"

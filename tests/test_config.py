@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gmmc import config
-from gmmc.config import Config, TrainConfig
+from conftest import tiny_config
+from gmmc import config, data
+from gmmc.config import Config, DataConfig, TrainConfig
 from gmmc.errors import InputError
 from gmmc.schedule import Plan
 
@@ -129,7 +130,7 @@ def test_a_recipe_without_epochs_is_refused():
 
 
 def test_bad_files(tmp_path):
-    with pytest.raises(InputError, match=r"no recipe file 'nowhere'; .*digits"):
+    with pytest.raises(InputError, match=r"no recipe file 'nowhere'.*digits"):
         config.load("nowhere")
     bad = tmp_path / "bad.toml"
     bad.write_text("[train\n")
@@ -164,6 +165,21 @@ def test_differences_name_the_keys_and_both_values():
     ]
     long = config.load("digits", ["data.name=" + "x" * 100_000])
     assert all(len(line) < 300 for line in config.differences(old, long))
+
+
+@pytest.mark.parametrize("name", ["\x7f", "\0", "\x1b[2J", "a\nb", "\u2028", '"', "\\", "😀"])
+def test_any_text_survives_the_round_trip(name):
+    cfg = tiny_config(data={"name": name})
+    assert config.from_text(config.to_toml(cfg)) == cfg
+
+
+def test_text_that_a_file_cannot_hold_is_refused(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match=r"data\.name must be text in UTF-8, got 'photos\\udcff'"):
+        tiny_config(data={"name": "photos\udcff"})
+    (tmp_path / "\udcff" / "photos").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "\udcff")
+    with pytest.raises(InputError, match=r"data\.name must be text in UTF-8"):
+        data.located(DataConfig(name="photos"))
 
 
 def test_what_is_written_is_plain_toml():

@@ -1,8 +1,10 @@
 import dataclasses
+import hashlib
 
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from conftest import tiny_data
 from gmmc import data
@@ -28,6 +30,30 @@ def test_the_seed_moves_validation_but_never_the_test_images():
     a, b = (data.load(DataConfig("digits", valid=0.1), seed=seed) for seed in (0, 1))
     assert torch.equal(a.test.images, b.test.images)
     assert not torch.equal(a.valid.images, b.valid.images)
+
+
+def test_the_test_digits_are_always_the_same():
+    """Recorded: published numbers are of these images, so no change of the code may exchange them."""
+    test = data.load(DataConfig("digits"), seed=0).test
+    digest = hashlib.sha256(test.images.numpy().tobytes() + test.labels.numpy().tobytes()).hexdigest()
+    assert digest == "264f5b34df617def1e43c88fdce64a193c9308f945f66e0ab7ffa529d378afbe"
+
+
+def test_digits_keep_the_levels_of_their_file():
+    """The sixteenths of the file, k → 255·k/16, in all images."""
+    sets = data.load(DataConfig("digits", valid=0.0), seed=0)
+    found = torch.cat([sets.train.images, sets.test.images]).flatten(1)
+    wanted = torch.from_numpy(load_digits().data) / 16 * 255
+    assert sorted(map(bytes, found.numpy())) == sorted(map(bytes, wanted.round().to(torch.uint8).numpy()))
+
+
+def test_the_test_images_of_arrays_are_those_of_the_digits():
+    """One rule for every source that does not name its test images."""
+    pixels, labels = load_digits(return_X_y=True)
+    images = (pixels / 16 * 255).round().astype(np.uint8).reshape(-1, 8, 8)
+    for seed in (0, 5):
+        held = from_arrays(images, labels, seed=seed).test
+        assert torch.equal(held.images, data.load(DataConfig("digits"), seed=seed).test.images)
 
 
 def test_digits_of_another_size():
@@ -159,6 +185,19 @@ def test_shift_only_moves():
     assert torch.equal(
         shifted[:, 0, 2:6, 2:6] - x[:, 0, 2:6, 2:6], (shifted - x)[:, :, 2:3, 2:3].expand(-1, 1, 4, 4)[:, 0]
     )
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_shifts_are_as_likely_in_all_directions_and_as_far_as_asked(most):
+    """Every offset from −m to m in rows and in columns, each as often, independent of one another."""
+    count, sides = 4000, 2 * most + 1
+    x = torch.arange(64.0).reshape(1, 1, 8, 8).expand(count, 1, 8, 8)
+    moved = (random_shift(x, most, "reflect", torch.Generator().manual_seed(0)) - x)[:, 0, 4, 4].long()
+    rows, columns = (moved + 4).div(8, rounding_mode="floor"), (moved + 4) % 8 - 4
+    pairs = ((rows + most) * sides + columns + most).bincount(minlength=sides**2)
+    assert len(pairs) == sides**2
+    spread = (count / sides**2) ** 0.5
+    assert (pairs - count / sides**2).abs().max() < 4.5 * spread
 
 
 @pytest.mark.parametrize("side", [1, 3, 4])

@@ -3,13 +3,14 @@
 import io
 import random
 import struct
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from gmmc.data.decode import decode
+from gmmc.data.decode import NEARLY_NO_ALPHA, NEARLY_OPAQUE, NO_ALPHA, UPRIGHT, conversion_note, decode
 from gmmc.data.files import read_image
 from gmmc.errors import InputError
 from gmmc.opening import pillow_rules
@@ -106,7 +107,22 @@ def test_ycbcr_becomes_rgb(monkeypatch):
     assert done == ["YCbCr"]
 
 
-HALF = np.where(GREY > 99, 255, 254).astype(np.uint8)  # hardly transparent, but it is
+HALF = np.where(GREY > 99, 255, NEARLY_OPAQUE - 1).astype(np.uint8)  # just transparent
+NEARLY = np.where(GREY > 99, 255, NEARLY_OPAQUE).astype(np.uint8)
+
+
+@pytest.mark.parametrize("pixels", [GREY, COLOUR], ids=["grey", "colour"])
+def test_a_nearly_opaque_image_is_taken_without_its_alpha_channel(pixels):
+    got, done = decoded(encoded(with_alpha(pixels, NEARLY)))
+    assert np.array_equal(got, pixels)
+    assert done == ["nearly opaque"]
+
+
+def test_nearly_opaque_images_are_counted_apart():
+    note = conversion_note(Counter({NO_ALPHA: 2, NEARLY_NO_ALPHA: 1, UPRIGHT: 3}))
+    assert "1 nearly opaque, 2 opaque images" in note
+    assert "3 rotated" in note
+    assert conversion_note(Counter()) == ""
 
 
 @pytest.mark.parametrize(

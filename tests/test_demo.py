@@ -1,9 +1,11 @@
 """The promise of the demo recipe, kept: this is the whole of `make demo` but for the installation."""
 
+from pathlib import Path
+
 import pytest
 
 from gmmc import config
-from gmmc.commands import evaluate_run
+from gmmc.commands import evaluate_run, load_model, predict_files, write_examples
 from gmmc.report import write_report
 from gmmc.train import train
 
@@ -29,5 +31,9 @@ def test_the_digits_recipe_keeps_its_promises(tmp_path):
     assert any("small CNN, not of Inception" in flag for flag in long["generation"].flags)
     assert long["generation"].values["fresh/fid"] < 1
     assert not (tmp_path / "demo" / "work").exists()
+    shown = write_examples(str(tmp_path / "demo"))
+    rows, _ = predict_files(load_model(str(tmp_path / "demo"), "cpu"), list(shown))
+    answers = {Path(row["image"]).name: row["answer"] for row in rows}
+    assert answers == {"held-out.png": "7", "noise.png": None, "turned.png": None}
     page = write_report([tmp_path / "demo"])
     assert page.stat().st_size < 6_000_000

@@ -4,10 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
+from scipy.stats import binomtest
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+from torch import nn
 
 import gmmc
 from conftest import make_model, tiny_data
+from gmmc import core
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset, LabelledImages, Outside
 from gmmc.errors import InputError
@@ -83,6 +87,13 @@ class TestWilson:
         assert low < 0.98 < high
         assert high - low == pytest.approx(2 * 1.96 * (0.98 * 0.02 / 10_000) ** 0.5, rel=0.02)
 
+    def test_is_that_of_scipy(self):
+        for count in (1, 7, 100, 10_000):
+            for hits in {0, 1, count // 3, count - 1, count}:
+                low, high = intervals.of_proportion(hits, count)
+                wanted = binomtest(hits, count).proportion_ci(method="wilson")
+                assert (low, high) == pytest.approx((wanted.low, wanted.high), abs=1e-6)
+
     def test_nothing_is_known_of_no_images(self):
         assert intervals.of_proportion(0, 0) == (0, 1)
 
@@ -125,8 +136,20 @@ class TestEvaluation:
             }.items():
                 accepted = model.answer(images).accepted.double().mean().item()
                 assert result.values[f"{name}/accepted"] == pytest.approx(accepted), (score, name)
+                warned = any(flag.startswith(f"{name}: the model accepts") for flag in result.flags)
+                assert warned == (accepted > 0.5 and name != "test images"), (score, name)
                 low, high = result.intervals[f"{name}/accepted"]
                 assert low <= accepted <= high
+
+    @pytest.mark.parametrize("score", SCORES)
+    def test_of_the_images_that_its_threshold_is_from_a_model_accepts_the_share(self, score):
+        """One of them has exactly the score of the threshold, and is accepted."""
+        model, data = make_model(abstain={"score": score, "tpr": 0.5}), tiny_data()
+        model.keep_neighbours(data.train.images, data.train.labels)
+        model.calibrate(data.valid.images, data.valid.labels)
+        same = dataclasses.replace(data, test=data.valid)
+        result = gmmc.evaluate(model, same, "ood", self.cfg)["ood"]
+        assert result.values["test images/accepted"] == 0.5
 
     @pytest.mark.parametrize("count", [0, 12])
     def test_a_confidence_is_judged_at_the_temperature_of_its_threshold(self, count):
@@ -159,6 +182,41 @@ class TestEvaluation:
             if place.endswith("auroc"):
                 assert value == pytest.approx(0.5, abs=1e-6), place
 
+    def test_pairs_are_drawn_together(self, monkeypatch):
+        """Copies of the test images come and go with them: no draw can tell the two sets apart."""
+        data = tiny_data()
+        for paired in (True, False):
+            copies = Outside("copies", data.test.images, paired=paired)
+            monkeypatch.setattr(ood, "find_outside", lambda *_, copies=copies: copies)
+            result = gmmc.evaluate(make_model(), data, "ood", EvaluateConfig(ood=("copies",)))["ood"]
+            ends = [ends for place, ends in result.intervals.items() if place.endswith("/auroc")]
+            widest = max((high - low for low, high in ends), default=0.0)
+            assert widest < 1e-9 if paired else widest > 0.1
+
+    def test_scores_that_are_all_the_same_have_the_aupr_of_chance(self, monkeypatch):
+        class Fixed(nn.Module):
+            def forward(self, x):
+                return torch.zeros(len(x), 3)
+
+        data = tiny_data()
+        few = Outside("few", 255 - data.test.images[:5])
+        monkeypatch.setattr(ood, "find_outside", lambda *_: few)
+        result = gmmc.evaluate(Fixed(), data, "ood", EvaluateConfig(ood=("few",)))["ood"]
+        chance = result.conditions["aupr_by_chance"]["few"]
+        assert result.values["few/log_density/unit/aupr"] == pytest.approx(chance, abs=1e-4)
+
+    def test_confidence_is_that_of_each_temperature_and_all_else_of_gamma_1(self):
+        network = make_model().tempered()
+        features = network.features(tiny_data().test.images / 255).detach()
+        seen = ood.Seen(features, torch.zeros(len(features)))
+        gamma2s = {"paper": 0.3, "unit": 1.0, "fitted": 40.0}
+        scores = ood.all_scores(network, seen, gamma2s)
+        energies = network.energies_of(features)
+        for name, gamma2 in gamma2s.items():
+            wanted = core.log_odds(-energies / gamma2)
+            assert scores["max_posterior", name] == pytest.approx(wanted.numpy(), rel=1e-6)
+        assert scores["log_density", "unit"] == pytest.approx((-energies).logsumexp(1).numpy(), rel=1e-6)
+
     def test_a_set_that_looks_more_likely_is_flagged(self):
         scores = ("log_density", "gradient_norm")
         values = {f"svhn/{score}/{t}/auroc": 0.2 for t in ("unit", "fitted") for score in scores}
@@ -189,6 +247,26 @@ class TestEvaluation:
         assert "left out: interp needs at least two test images" in result.flags[0]
         with pytest.raises(InputError, match="interp needs at least two"):
             gmmc.evaluate(make_model(), one, "ood", EvaluateConfig(ood=("interp",)))
+
+
+def test_inside_is_the_positive_class():
+    source = np.random.default_rng(0)
+    familiar, strange = np.array([3.0, 4.0, 5.0]), np.array([1.0, 2.0])
+    apart, _ = ood.measure(familiar, strange, source, paired=False)
+    assert apart == {"auroc": 1, "aupr": 1, "fpr95": 0}
+    turned, _ = ood.measure(strange, familiar, source, paired=False)
+    assert (turned["auroc"], turned["fpr95"]) == (0, 1)
+
+
+def test_intervals_of_pairs_are_those_of_their_differences():
+    """Each copy scores the same amount lower: with pairs, hardly any draw differs from another."""
+    inside = np.random.default_rng(0).normal(0, 5, 200)
+    outside = inside - 0.01
+    widths = {}
+    for paired in (False, True):
+        _, ranges = ood.measure(inside, outside, np.random.default_rng(1), paired=paired)
+        widths[paired] = ranges["auroc"][1] - ranges["auroc"][0]
+    assert widths[True] < widths[False] / 10
 
 
 def test_a_paired_bootstrap_knows_that_an_image_and_its_copy_come_together():

@@ -1,15 +1,15 @@
 """Many images: what is finished is never drawn again, and an interruption changes no bit."""
 
-import subprocess
 import sys
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from conftest import make_model
-from gmmc import data, drawing, runs
+from gmmc import data, drawing, pictures, runs
 from gmmc.config import DataConfig
 from gmmc.data import stored
 from gmmc.data.files import read_image
@@ -17,6 +17,7 @@ from gmmc.drawing import files, folder, parts
 from gmmc.errors import InputError
 from gmmc.models import BLOCK
 from gmmc.pixels import to_uint8
+from processes import finished
 
 COUNT = 3 * BLOCK["cpu"] + 4
 LABELS = torch.arange(COUNT) % 3
@@ -67,6 +68,38 @@ def test_blocks_are_the_samples(model, monkeypatch):
     assert list(model.sample_blocks([])) == []
 
 
+def test_every_step_but_the_last_of_a_block_is_progress(model):
+    told = []
+    blocks = list(model.sample_blocks(LABELS, 5, steps=4, on_progress=told.append))
+    size = BLOCK["cpu"]
+    starts = [(first, min(size, COUNT - first)) for first in range(0, COUNT, size)]
+    assert told == [first + count * share for first, count in starts for share in (0, 1 / 4, 2 / 4, 3 / 4)]
+    silent = model.sample_blocks(LABELS, 5, steps=4)
+    assert all(torch.equal(a, b) for a, b in zip(blocks, silent, strict=True))
+
+
+def test_progress_of_all_ways_to_draw_grows_to_the_number_of_images(model, tmp_path):
+    ways = {
+        "sample": lambda report: model.sample(COUNT, LABELS, on_progress=report),
+        "drawn": lambda report: drawing.drawn(model, LABELS, on_progress=report),
+        "file": lambda report: drawing.to_file(model, LABELS, 0, tmp_path / "a.npz", on_progress=report),
+        "folder": lambda report: drawing.to_folder(model, LABELS, 0, tmp_path / "b", on_progress=report),
+    }
+    for name, draw_it in ways.items():
+        told = []
+        draw_it(told.append)
+        assert told == sorted(told), name
+        assert told[-1] == COUNT, name
+        assert len(set(told)) >= 4 * model.cfg.sample.steps, name
+
+
+def test_progress_of_a_film_ends_before_the_last_step(model):
+    told = []
+    film = model.film([0, 1], 5, frames=[0, 4], on_progress=told.append)
+    assert told == [0, 0.5, 1, 1.5]
+    assert torch.equal(film, model.film([0, 1], 5, frames=[0, 4]))
+
+
 @pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])
 def test_between_blocks_the_mode_is_the_caller_s(model, mode):
     expected = model.sample(COUNT, LABELS)
@@ -115,7 +148,8 @@ def test_drawn_images_are_the_samples_as_bytes(model, tmp_path, expected):
         assert images.dtype == torch.uint8
         assert torch.equal(images, expected)
     size = BLOCK["cpu"]
-    assert told == [size, 2 * size, 3 * size, COUNT, 0, size, 2 * size, 3 * size, COUNT]
+    finished_blocks = [size, 2 * size, 3 * size, COUNT]
+    assert [done for done in told if type(done) is int] == [*finished_blocks, 0, *finished_blocks]
     assert drawing.drawn(model, [], folder=tmp_path).shape == (0, 1, 8, 8)
 
 
@@ -205,7 +239,7 @@ from gmmc.drawing import parts
 torch.set_num_threads(1)
 parts.PART_SECONDS = 0.0
 def kill(done):
-    if done > 40:
+    if done >= 64:
         os.kill(os.getpid(), signal.SIGKILL)
 model, out = runs.load(sys.argv[1]), Path(sys.argv[2])
 labels = torch.arange(100) % 3
@@ -219,8 +253,7 @@ for to_place, name in ((drawing.to_folder, "folder"), (drawing.to_file, "drawn.n
 def test_a_killed_drawing_goes_on(model, tmp_path, expected):
     model.trained = {}
     runs.save_model(tmp_path / "model.safetensors", model)
-    arguments = [sys.executable, "-W", "ignore", "-c", KILLED, tmp_path / "model.safetensors", tmp_path]
-    subprocess.run(arguments, check=True)
+    finished([sys.executable, "-W", "ignore", "-c", KILLED, tmp_path / "model.safetensors", tmp_path])
     assert drawing.to_folder(model, LABELS, 5, tmp_path / "folder") == 2 * BLOCK["cpu"]
     assert drawing.to_file(model, LABELS, 5, tmp_path / "drawn.npz") == 2 * BLOCK["cpu"]
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "drawn.npz", "model.safetensors"}
@@ -392,6 +425,18 @@ def test_the_grid_shows_the_first(model, tmp_path, monkeypatch):
     drawing.to_folder(model, LABELS, 5, tmp_path / "many")
     drawing.to_folder(model, LABELS[:20], 5, tmp_path / "few")
     assert (tmp_path / "many" / "grid.png").read_bytes() == (tmp_path / "few" / "grid.png").read_bytes()
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 2, 0, 1], [2, 2, 0, 1, 2], [1] * 12])
+def test_the_grid_names_the_class_of_every_image(model, tmp_path, labels):
+    drawing.to_folder(model, torch.tensor(labels), 5, tmp_path)
+    names = [f"class {y}" for y in labels]
+    shown = torch.stack(
+        [read_image(tmp_path / folder.file_name(name, 5 + i), model.shape) for i, name in enumerate(names)]
+    )
+    expected = pictures.grid(shown / 255, min(10, len(labels)), captions=names)
+    with Image.open(tmp_path / "grid.png") as grid:
+        assert grid.tobytes() == expected.tobytes()
 
 
 def test_classes_with_a_slash_do_not_stand_for_others(tmp_path):

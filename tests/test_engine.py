@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import gc
 import socket
-import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -20,6 +19,7 @@ from gmmc.core import unit_energy
 from gmmc.engine import PLAIN, Captured, Engine, FastMover
 from gmmc.errors import InputError
 from gmmc.sampling import SAMPLERS, BatchNoise, PlainMover, descend
+from processes import finished
 
 GPU = torch.cuda.is_available()
 CPU = torch.device("cpu")
@@ -369,10 +369,7 @@ def test_in_a_process_group_of_one(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
-    done = subprocess.run(
-        [*command, f"--master-port={port}", script], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = finished([*command, f"--master-port={port}", script])
     energy = float(done.stdout.split("energy")[1])
     assert 0 < energy < 100
     assert "without a CUDA graph" not in done.stderr

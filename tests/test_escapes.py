@@ -4,11 +4,8 @@ import dataclasses
 import io
 import json
 import os
-import pty
 import re
 import shutil
-import subprocess
-import sys
 import unicodedata
 
 import numpy as np
@@ -27,6 +24,7 @@ from gmmc.packing import Damaged
 from gmmc.progress import Progress
 from gmmc.report import figures, speed
 from gmmc.text import printable
+from processes import finished, gmmc_command, shown_on_terminal
 from report_runs import accuracy_entry, make_run, page_of
 
 EVIL = "a\x1b[2J\x9b31m\u202eb\nc"  # clears the screen, colours it, turns the text round, starts a line
@@ -181,21 +179,7 @@ def test_progress_on_a_terminal():
         "    bar.say('s\\x1b]0;title :warning:')\n"
         "    bar.update(1, '[red]u\\x1b]0;title')\n"
     )
-    main, side = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=side, env=environment)
-    os.close(side)
-    shown = b""
-    while True:
-        try:
-            chunk = os.read(main, 4096)
-        except OSError:
-            break
-        if not chunk:
-            break
-        shown += chunk
-    os.close(main)
-    assert process.wait() == 0
+    shown = shown_on_terminal(code, COLUMNS="200")
     assert b"\x1b]0;" not in shown
     for text in (rb"t\x1b]0;title", rb"s\x1b]0;title :warning:", rb"[red]u\x1b]0;title"):
         assert text in shown
@@ -232,12 +216,10 @@ def test_a_program_on_an_ascii_terminal_with_file_names_that_are_no_text(run, tm
     name = os.fsencode(tmp_path) + b"/\xff\xce\xb3.png"  # undecodable, then γ
     Image.new("L", (8, 8)).save(tmp_path / "image.png")
     (tmp_path / "image.png").rename(os.fsdecode(name))
-    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     environment |= {"PYTHONIOENCODING": "ascii"}
-    arguments = [sys.executable, "-m", "gmmc", "predict", str(run), name, str(tmp_path / "γ.png")]
-    done = subprocess.run(arguments, capture_output=True, env=environment)
-    assert done.returncode == 2  # the second is not there
-    assert b"Traceback" not in done.stderr
+    command = gmmc_command("predict", run, name, tmp_path / "γ.png")
+    done = finished(command, status=2, env=environment, text=False)  # the second is not there
     assert rb"/\udcff" in done.stdout
     assert done.stdout.isascii()
 

@@ -1,10 +1,11 @@
 """`GMMCClassifier` keeps scikit-learn's promises, and the model's own."""
 
 import copy
+import dataclasses
+import functools
 import math
 import pickle
 import signal
-import threading
 import warnings
 
 import joblib
@@ -22,9 +23,11 @@ from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.validation import check_is_fitted
 
 import gmmc
-from gmmc import GMMCClassifier
+from gmmc import GMMCClassifier, config
 from gmmc.errors import Diverged, InputError
+from gmmc.estimator.recipe import chosen
 from gmmc.estimator.rows import Rows
+from gmmc.learner import Learner
 
 # A second of training: good enough for all that is not about how good it is.
 SHORT = {"discriminative.epochs": 40, "generative.epochs": 2, "sampler.steps": 3, "sample.steps": 5}
@@ -235,7 +238,10 @@ def test_larger_images_learn_classes_alone():
     x = np.random.default_rng(0).integers(0, 255, (12, 20, 20), dtype=np.uint8)
     model = short(beta=0, settings={"discriminative.epochs": 1}).fit(x, [0, 1] * 6)
     assert model.model_.cfg.model.backbone.startswith("wrn")
-    assert not model.model_.cfg.samples
+    assert not model.model_.can_sample
+    for asked in ({"n_samples": 1}, {"n_samples": 0}, {"labels": [0]}):
+        with pytest.raises(InputError, match=r"beta=0 and generative\.epochs=0\b"):
+            model.sample(**asked)
 
 
 def test_few_rows_are_gone_through_more_often():
@@ -264,6 +270,9 @@ def test_few_rows_are_gone_through_more_often():
         ({"image_shape": 8}, np.zeros((4, 64)), "the shape of an image must be .*, got 8"),
         ({"image_shape": (-8, -8)}, np.zeros((4, 64)), "the shape of an image must be .*, got .-8, -8."),
         ({"settings": {"train.seed": 1}}, np.zeros((4, 2)), "leave train.seed to the parameter random_state"),
+        ({"settings": {"train.start": "a"}}, np.zeros((4, 2)), "leave train.start to the parameter start"),
+        ({"start": 3}, np.zeros((4, 2)), "start must name .*, got 3"),
+        ({"start": "cifar10"}, np.zeros((4, 3, 40, 40)), "cifar10 needs .*3×32×32.*got 3×40×40"),
         ({"settings": {"train.devices": 2}}, np.zeros((4, 2)), "leave train.devices to gmmc train"),
         ({"settings": {3: 2}}, np.zeros((4, 2)), "keys of a recipe, beta only once, got 3"),
         ({"settings": {"train.beta": 2.0}, "beta": 1.0}, np.zeros((4, 2)), "got 'train.beta'"),
@@ -284,6 +293,64 @@ def test_what_makes_no_sense_is_refused_in_one_line(parameters, x, message):
     with pytest.raises(InputError, match=message) as error:
         short(**parameters).fit(x, [0, 1, 0, 1])
     assert "\n" not in str(error.value)
+
+
+def test_fit_begins_with_a_shipped_network():
+    x, y = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8), np.arange(12) % 2
+    quick = {"frozen.epochs": 2, "frozen.warmup": 0, "finetune.epochs": 0}
+    model = GMMCClassifier(start="cifar10", settings=quick, min_updates=50, random_state=0, device="cpu")
+    fitted = model.fit(x, y).model_
+    assert fitted.cfg.model.backbone == "wrn-28-4"
+    assert fitted.trained["start"]
+    assert fitted.trained["updates"] == 2
+    assert set(model.predict(x)) <= {0, 1}
+    with pytest.raises(InputError, match="start must be None for partial_fit, got 'cifar10'"):
+        model.partial_fit(x, y)
+
+
+def test_without_a_start_weights_are_random(tmp_path):
+    assert config.load("photos").train.start == "auto"
+    assert chosen("photos", (3, 32, 32), 2, {}).train.start == ""
+    assert chosen("photos", (3, 32, 32), 2, {"train.start": "auto"}).train.start == "auto"
+    file = tmp_path / "recipe.toml"
+    file.write_text(config.to_toml(config.load("photos", ["train.start=cifar10"])))
+    for fit in (GMMCClassifier.fit, functools.partial(GMMCClassifier.partial_fit, classes=[0, 1])):
+        with pytest.raises(InputError, match=r"train\.start to the parameter start, got 'cifar10'"):
+            fit(GMMCClassifier(file), np.zeros((4, 32, 32, 3), np.uint8), [0, 1, 0, 1])
+
+
+def test_a_setting_of_a_start_needs_one():
+    with pytest.raises(InputError, match=r"finetune\.lr"):
+        GMMCClassifier("photos", settings={"finetune.lr": 0.5}).fit(np.zeros((4, 3, 32, 32)), [0, 1, 0, 1])
+
+
+def test_rows_of_unequal_length_are_refused_as_scikit_learn_does(fitted):
+    with pytest.raises(ValueError, match="inhomogeneous") as refusal:
+        fitted.predict([[1.0, 2.0], [3.0]])
+    assert any("sklearn" in str(entry.path) for entry in refusal.traceback)
+
+
+@pytest.mark.parametrize("shape", [(24, 3), (24, 4, 4)])
+def test_dates_are_refused(shape):
+    dates = np.arange(np.prod(shape)).reshape(shape).astype("M8[s]")
+    with pytest.raises(InputError, match=r"X must be numbers, got datetime64\[s\]"):
+        short(beta=0).fit(dates, np.arange(24) % 2)
+
+
+@pytest.mark.parametrize("make", [Rows.of_vectors, lambda x: Rows.of_images(x, (2,), (1, 2))])
+def test_a_range_that_float64_cannot_hold_is_refused(make):
+    with pytest.raises(InputError, match="range"):
+        make(np.array([[1.7e308, -1.7e308], [-1.7e308, 1.7e308]] * 12))
+
+
+def test_rows_beyond_all_numbers_are_refused_without_a_warning(fitted):
+    """Warnings are errors in these tests."""
+    narrow = copy.deepcopy(fitted)
+    narrow._rows = dataclasses.replace(
+        narrow._rows, low=narrow._rows.low * 0, high=narrow._rows.high * 0 + 1e-9
+    )
+    with pytest.raises(InputError, match="not finite"):
+        narrow.predict(np.full((1, narrow.n_features_in_), 1e308))
 
 
 def test_other_shapes_are_refused_later(drawings):
@@ -373,14 +440,24 @@ def test_divergence_is_told_in_one_line(iris):
     assert "/" not in str(error.value)
 
 
-def test_ctrl_c_is_ctrl_c(iris):
-    timer = threading.Timer(1.0, signal.raise_signal, [signal.SIGINT])
-    timer.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            short(min_updates=10**6).fit(*iris)
-    finally:
-        timer.cancel()
+def test_ctrl_c_is_ctrl_c(iris, monkeypatch):
+    update = Learner.update
+
+    def interrupted(learner):
+        update(learner)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Learner, "update", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        short().fit(*iris)
+
+
+def test_a_large_number_that_is_always_the_same_is_a_column_like_others(iris):
+    x, y = iris
+    stamps = np.full((len(x), 1), 1.7e18)  # nanoseconds: float64 resolves 256 there
+    fitted = short().fit(np.hstack([x, stamps]), y)
+    assert np.isfinite(fitted.predict_proba(np.hstack([x, stamps]))).all()
+    assert (fitted.high_ > fitted.low_).all()
 
 
 # --- part by part ---

@@ -125,10 +125,14 @@ def test_accuracy_counts():
     assert values["errors"] == 18
 
 
-def test_chains_of_a_model_that_was_trained_without_any_are_drawn_only_when_asked_for():
+@pytest.mark.parametrize("name", ["samples", "generation"])
+def test_a_model_trained_without_samples_is_not_measured_by_them(name):
     model = make_model(train={"beta": 0.0})
-    assert "samples" not in choose(model, [])
-    assert choose(model, ["samples"]) == ["samples"]
+    assert name not in choose(model, [])
+    with pytest.raises(InputError, match=r"train\.beta=0\b"):
+        choose(model, [name])
+    with pytest.raises(InputError, match=r"train\.beta=0\b"):
+        EVALUATIONS[name](model, tiny_data(), EvaluateConfig())
 
 
 def test_samples_that_are_real_images_agree_with_the_judge_and_are_as_diverse():
@@ -148,6 +152,15 @@ def test_samples_that_are_real_images_agree_with_the_judge_and_are_as_diverse():
     assert result.values["svc_agreement"] > 0.9
     assert result.values["diversity"] == pytest.approx(1, abs=0.1)
     assert result.flags == []
+
+
+def test_the_judge_learns_from_training_images_alone():
+    """One that learned to call each class by the next one's name is never right on the test images."""
+    data = tiny_data()
+    turned = LabelledImages(data.train.images, (data.train.labels + 1) % 3)
+    other = dataclasses.replace(data, train=turned, valid=turned[:0])
+    values = EVALUATIONS["samples"](make_model(), other, SMALL).values
+    assert values["svc_test_accuracy"] == 0
 
 
 def test_confusion_has_the_truth_in_rows():
@@ -249,6 +262,31 @@ class TestLatent:
         mixed = separability(noise, labels)
         assert mixed["knn_accuracy"] < 0.6
         assert abs(mixed["silhouette"]) < 0.1
+
+    def test_it_maps_test_images(self):
+        data = tiny_data(count=128)
+        of_two = dataclasses.replace(data, test=data.test[data.test.labels != 1])
+        result = evaluate(Brightness(), of_two, "latent")["latent"]
+        assert set(result.curves["tsne"]["label"]) == {0, 2}
+
+    def test_an_image_has_no_vote_on_itself(self):
+        """Eleven images, six of one class: the ten others of each never have its class in the majority."""
+        features = torch.randn(11, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        labels = torch.tensor([0] * 5 + [1] * 6)  # ties go to the first class
+        assert separability(features, labels)["knn_accuracy"] == 0
+
+    def test_the_variance_between_and_within_classes_is_all_there_is(self):
+        source = torch.Generator().manual_seed(0)
+        labels = torch.tensor([0] * 20 + [1] * 5 + [2] * 3)
+        features = torch.randn(28, 4, generator=source, dtype=torch.float64) + labels[:, None]
+        within = sum(
+            (features[labels == y] - features[labels == y].mean(0)).square().sum() for y in (0, 1, 2)
+        )
+        total = (features - features.mean(0)).square().sum()
+        found = separability(features, labels)
+        assert found["between_within"] == pytest.approx(((total - within) / within).item())
+        moved = separability(features + 1000, labels)
+        assert moved == pytest.approx(found, abs=1e-6)
 
     def test_it_maps_as_many_images_as_it_was_asked_for(self):
         result = evaluate(make_model(), tiny_data(), "latent", EvaluateConfig(latent=12))["latent"]

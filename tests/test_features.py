@@ -4,8 +4,10 @@ import contextlib
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from conftest import tiny_data
@@ -45,6 +47,13 @@ class Official(nn.Module):
             return torch.cat([means, torch.full((len(x), 1), float(x.shape[2]))], 1)
         assert no_output_bias
         return torch.softmax(means, 1)
+
+
+class Row(nn.Module):
+    """Pixels of the middle row of the first channel."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, 0, 150]
 
 
 class Scalar(nn.Module):
@@ -92,6 +101,14 @@ class TestConventions:
         assert torch.allclose(found[1], torch.tensor([1.0, 1, 1, 3, 299, 299]))
         assert not network.classes
         assert network.described(images)[1] is None
+
+    def test_images_are_resized_as_pillow_does(self, script, colours):
+        """Pixels are squares, not points: the corners of both images are the same place."""
+        network = find(str(script(Row())), colours, CPU)
+        ramp = (torch.arange(32) * 8).to(torch.uint8).expand(1, 3, 32, 32)
+        picture = Image.fromarray(ramp[0, 0].float().numpy()).resize((299, 299), Image.Resampling.BILINEAR)
+        wanted = torch.from_numpy(np.array(picture)[150]) / 255 * 2 - 1
+        torch.testing.assert_close(network.features(ramp)[0], wanted, rtol=0, atol=1e-4)
 
     def test_grey_images_become_colour(self, script):
         network = find(str(script(Plain())), tiny_data(), CPU)

@@ -12,7 +12,7 @@ from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.errors import InputError
 from gmmc.evaluations import generation, keep
-from gmmc.evaluations.generation import draw, draw_start, evaluate, small_features
+from gmmc.evaluations.generation import buffered, draw, draw_start, evaluate, small_features
 from gmmc.evaluations.generation.buffered import Buffer, most_confident, read_buffer
 from gmmc.evaluations.generation.doubts import (
     doubts_of_buffer,
@@ -22,6 +22,7 @@ from gmmc.evaluations.generation.doubts import (
 )
 from gmmc.evaluations.generation.features import find
 from gmmc.evaluations.generation.memorisation import compare
+from gmmc.evaluations.generation.similarity import Gaussian, frechet, overlap
 from gmmc.models import Classifier
 from gmmc.pixels import as_unit, to_uint8
 from gmmc.runs import RunFolder, State
@@ -61,6 +62,29 @@ class TestWhole:
         for metric, sign in (("fid", 1), ("kid", 1), ("precision", -1), ("recall", -1), ("density", -1)):
             test, fresh = (result.values[f"{protocol}/{metric}"] for protocol in ("test", "fresh"))
             assert sign * test < sign * fresh, metric
+
+    def test_each_protocol_has_its_reference(self, result, run, digits):
+        """FID against training and validation images; the paper's against the test images too."""
+        model, data = digits
+        network = find("small", data, torch.device("cpu"))
+        train, valid, test = (network.features(part.images) for part in (data.train, data.valid, data.test))
+        usual, papers = (torch.cat(parts) for parts in ([train, valid], [train, valid, test]))
+        buffer = read_buffer(RunFolder(run), model).images
+        fresh = network.features(to_uint8(model.sample(30, torch.arange(30) % 10, seed=0)))
+        sets = {
+            "fresh": (fresh, usual),
+            "buffer": (network.features(buffer), usual),
+            "paper": (network.features(buffer[most_confident(model, buffer)]), papers),
+            "test": (test, usual),
+        }
+        for protocol, (images, reference) in sets.items():
+            fid = frechet(Gaussian.of(reference), Gaussian.of(images))
+            assert result.values[f"{protocol}/fid"] == pytest.approx(fid, rel=1e-6), protocol
+            for name, value in overlap(reference, images)._asdict().items():
+                assert result.values[f"{protocol}/{name}"] == pytest.approx(value), (protocol, name)
+        for name, images in {"sample": fresh, "test": test}.items():
+            distance = torch.cdist(images.double(), train.double()).amin(1).median().item()
+            assert result.values[f"memorisation/{name}_distance"] == pytest.approx(distance, rel=1e-4)
 
     def test_intervals_hold_their_values(self, result):
         assert {"fresh/kid", "fresh/precision", "paper/recall", "buffer/coverage", "steps_2/kid"} <= set(
@@ -199,13 +223,25 @@ def test_the_papers_selection_keeps_the_most_confident_90_percent_of_each_predic
             assert confidence[mine & chosen].min() >= confidence[mine & ~chosen].max() - 1e-6
 
 
+def test_a_class_of_less_confident_images_keeps_as_large_a_share(monkeypatch):
+    """Twenty images of each of two classes; all of the first are surer than any of the second."""
+    labels = torch.arange(40) % 2
+    gaps = torch.where(labels == 0, 100.0, 1.0) + torch.arange(40) / 100
+    energies = torch.full((40, 3), 1000.0, dtype=torch.float64)
+    energies[torch.arange(40), labels] = 0
+    energies[torch.arange(40), 1 - labels] = gaps.double()
+    monkeypatch.setattr(buffered, "unit_energies", lambda *_: energies)
+    kept = most_confident(make_model(), torch.zeros(40, 1, 8, 8, dtype=torch.uint8))
+    assert kept.tolist() == list(range(4, 40))  # the two least sure of each class are left out
+
+
 class Copies(Classifier):
     """Whatever it is asked for, it shows training images with a little noise."""
 
     images: torch.Tensor
     noise = 0.0
 
-    def sample_blocks(self, labels, seed=0, *, steps=None):
+    def sample_blocks(self, labels, seed=0, *, steps=None, on_progress=None):
         source = torch.Generator().manual_seed(seed)
         chosen = as_unit(self.images[torch.arange(len(labels)) % len(self.images)])
         yield (chosen + self.noise * torch.randn(chosen.shape, generator=source)).clamp(0, 1)

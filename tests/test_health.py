@@ -110,6 +110,16 @@ def test_beyond_a_cap_a_sample_pushes_no_harder():
     assert line["force_ratio"] == pytest.approx(0.75)
 
 
+def test_the_share_at_the_bound_is_of_settled_chains():
+    """Few settled chains give no share: it would say little."""
+    meter, energies = health.Meter(torch.device("cpu")), torch.ones(4)
+    meter.add(energies, None, energies, energies > 0, torch.tensor(1.0), limit=9.0)
+    cfg = tiny_config(train={"batch_size": 16})
+    for settled, bounded, share in ((20.0, 5.0, 0.25), (16.0, 0.0, 0.0), (15.0, 5.0, None)):
+        census = [80.0, 40.0, settled, bounded]  # visits, chains
+        assert health.summary(meter.sums.tolist(), census, cfg, 0.5).get("bounded") == share
+
+
 @pytest.mark.parametrize("name", ["split", "balanced"])
 def test_samples_are_balanced_against_contrast_images(name, data):
     """Class images are noise, contrast images clean: both energies are logged, and R follows the latter."""

@@ -1,18 +1,19 @@
 """Image files that someone made to harm: they cost one line, not the memory or the time of a machine."""
 
 import ast
+import contextlib
 import io
 import json
 import os
 import struct
 import subprocess
-import sys
 import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -44,6 +45,7 @@ from image_files import (
     write_shard,
     write_table,
 )
+from processes import DEADLINE, python
 from report_runs import make_run, page_of, samples_entry
 
 SOURCE = Path(gmmc.__file__).parent
@@ -193,7 +195,8 @@ def test_threads_wait_for_room():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
     assert 0 < most <= 10
     with room.taken(10):
         pass
@@ -311,10 +314,7 @@ print(before, peak())
 
 def peak_memory(path: Path, size: int = 0) -> tuple[str, int]:
     """(what came of reading it, the MiB that it took)."""
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, path, str(size)], capture_output=True, text=True, check=True
-    )
-    outcome, numbers = done.stdout.splitlines()
+    outcome, numbers = python(PEAK, path, size).stdout.splitlines()
     before, after = map(int, numbers.split())
     return outcome, after - before
 
@@ -428,6 +428,27 @@ def test_photos_of_phones_are_read(tmp_path):
     image = files.read_image(tmp_path / "photo.jpg", (3, 8, 8))
     assert image[0].min() > 200
     assert image[2].max() < 50
+
+
+def damaged_tiff() -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(file, "TIFF", compression="tiff_lzw")
+    content = bytearray(file.getvalue())
+    content[8:40] = b"\xff" * 32
+    return bytes(content)
+
+
+def test_libtiff_prints_no_line_of_its_own(tmp_path, run, capfd):
+    (tmp_path / "photo.tif").write_bytes(damaged_tiff())
+    with pytest.raises(SystemExit) as end:
+        cli.main(["predict", str(run), str(tmp_path / "photo.tif")])
+    assert end.value.code == 2
+    printed = capfd.readouterr().err
+    assert "photo.tif" in printed
+    assert len(printed.splitlines()) == 1
+    with contextlib.suppress(OSError), Image.open(tmp_path / "photo.tif") as picture:
+        picture.load()
+    assert capfd.readouterr().err  # elsewhere in the process, libtiff prints as before
 
 
 # --- what is no regular file ----------------------------------------------------------------------
@@ -566,6 +587,14 @@ def test_a_long_label_is_refused_by_its_row(tmp_path):
 def test_labels_in_a_dictionary_are_read(tmp_path):
     columns = {"img": encoded(IMAGES), "label": pa.array(CLASSES).dictionary_encode()}
     assert load(write_table(tmp_path / "all.parquet", columns)).class_names == NAMES
+
+
+def test_true_and_false_are_read_as_the_first_two_named_classes(tmp_path):
+    columns = {"img": encoded(IMAGES), "label": [i % 2 == 0 for i in range(len(IMAGES))]}
+    found = load(write_table(tmp_path / "all.parquet", columns, features_of("cat", "dog")))
+    assert found.class_names == ("cat", "dog")
+    assert sum(len(part) for part in (found.train, found.valid, found.test)) == len(IMAGES)
+    assert found.class_counts.sum() == len(found.train)
 
 
 UNUSABLE = ["d\ud800g", "d\0g", "d\x1b[2Jg", "d\ng", " ", "", "cat", "x" * 201, "\u202edog"]

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import make_model, tiny_config, tiny_data
 from gmmc import cli, config, drawing, records, restoring, runs
+from gmmc.attacks.target import Target
 from gmmc.backbones import build_backbone
 from gmmc.config import EvaluateConfig
 from gmmc.errors import InputError
@@ -27,6 +26,7 @@ from gmmc.records import CONFIG, MODEL
 from gmmc.runs import RunFolder
 from gmmc.text import printable
 from gmmc.train import train
+from processes import python
 
 
 @pytest.fixture(scope="module")
@@ -153,13 +153,12 @@ def test_sizes_of_a_network_of_many_digits_are_refused(name, digits):
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize("name", ["a run", "cifar10"])
-def test_loading_does_not_import_the_compiler(run, name):
+def test_loading_does_not_import_the_compiler(run):
     """torch imports it, for a second, to compute on the meta device."""
-    code = "import sys, gmmc; gmmc.load(sys.argv[1]); print('torch._dynamo' in sys.modules)"
-    model = str(run) if name == "a run" else name
-    done = subprocess.run([sys.executable, "-c", code, model], capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr
+    code = (
+        "import sys, gmmc; [gmmc.load(name) for name in sys.argv[1:]]; print('torch._dynamo' in sys.modules)"
+    )
+    assert python(code, run, "cifar10").stdout == "False\n"
 
 
 LOAD = """
@@ -185,11 +184,7 @@ def test_a_small_file_takes_little_memory(tmp_path, content):
     tensors, info = content
     recipe = info["config"].replace('backbone = "small_cnn"', 'backbone = "wrn-28-100"')
     (tmp_path / "huge").write_bytes(pack(tensors, info | {"config": recipe})[0])
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, tmp_path / "huge"], capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr
-    error, taken = done.stdout.splitlines()
+    error, taken = python(LOAD, tmp_path / "huge").stdout.splitlines()
     assert "tensor" in error
     assert int(taken) < 500  # MiB
 
@@ -388,6 +383,41 @@ def test_no_images_are_drawn_from_numbers_that_are_not_finite(tmp_path, content)
         model.sample(2, steps=2)
     with pytest.raises(InputError, match="not finite"):
         model.log_density(torch.zeros(1, 1, 8, 8))
+
+
+@pytest.mark.parametrize("out", ["a/b", "a/b.npz", "a/b.parquet"])
+def test_a_refused_drawing_leaves_no_folder(tmp_path, content, capsys, out):
+    tensors, info = content
+    (tmp_path / MODEL).write_bytes(pack(huge_weights(tensors), info)[0])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["sample", str(tmp_path), "-n", "2", "--steps", "2", "--out", str(tmp_path / out)])
+    assert stopped.value.code == 2
+    assert "not finite" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [MODEL]
+
+
+@pytest.mark.parametrize("name", ["robustness", "autoattack"])
+def test_attacks_refuse_a_model_whose_answers_are_not_finite(tmp_path, content, capsys, name):
+    """Each image would count as broken."""
+    tensors, info = content
+    (tmp_path / MODEL).write_bytes(pack(huge_weights(tensors), info)[0])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["evaluate", str(tmp_path), name, "--attacked", "4"])
+    shown = capsys.readouterr()
+    assert (stopped.value.code, shown.out) == (2, "")
+    assert "not finite" in shown.err
+    assert shown.err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == [MODEL]
+
+
+def test_an_attacked_model_may_have_a_class_whose_prior_is_zero():
+    target = Target(make_model())
+    images = torch.rand(4, 1, 8, 8)
+    with torch.no_grad():
+        target.module.head.priors.copy_(torch.tensor([0.5, 0.5, 0.0]))
+        labels = target(images).argmax(1)
+    assert target(images)[:, 2].isinf().all()
+    assert target.names(images, labels).all()
 
 
 def test_a_class_whose_prior_is_zero_is_no_fault(tmp_path, content):

@@ -98,6 +98,14 @@ def test_the_command_writes_the_same_folder(run, tmp_path, capsys):
     assert (tmp_path / "v1.2" / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
 
 
+def test_a_refused_export_leaves_no_folder(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "run")
+    (other / "card.toml").write_text("porpuse = 'tests'")
+    with pytest.raises(InputError, match="porpuse"):
+        gmmc.save_pretrained(other, tmp_path / "a" / "b")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
 # --- config.json ---
 
 

@@ -1,7 +1,5 @@
 """Named data sets: found where they lie, or fetched, or a line that says what to put where."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -14,6 +12,7 @@ from gmmc.config import DataConfig
 from gmmc.data.named import NAMED
 from gmmc.errors import InputError
 from image_files import pictures, write_shard
+from processes import python
 
 
 @pytest.fixture(autouse=True)
@@ -163,5 +162,4 @@ def test_a_download_without_the_needed_files_is_said_so(tmp_path, monkeypatch):
 
 def test_the_readers_are_imported_when_they_are_needed():
     code = "import sys, gmmc.data; print({'pyarrow', 'huggingface_hub', 'sklearn'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
+    assert python(code).stdout.strip() == "set()"

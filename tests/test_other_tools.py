@@ -16,6 +16,7 @@ from gmmc import cli
 from gmmc.attacks.target import Target
 from gmmc.errors import InputError
 from gmmc.evaluations.attacked import open_store
+from gmmc.evaluations.temperatures import IN_WORDS
 
 PAGE = DOCS / "other-tools.md"
 BLOCKS = blocks_of(PAGE)
@@ -64,13 +65,13 @@ def test_every_link_leads_somewhere():
 class TestAttacks:
     def test_foolbox_sees_the_accuracy_that_we_see(self, names):
         right = (names["model"].predict(names["some"]) == names["truth"]).double().mean().item()
-        for name in ("stored", "calibrated"):
+        for name in ("paper", "fitted"):
             assert names["robust"][name, "clean"] == pytest.approx(right)
 
     def test_its_attacks_only_ever_lower_it(self, names):
         for (name, attack), accuracy in names["robust"].items():
             assert accuracy <= names["robust"][name, "clean"], attack
-        assert names["robust"]["calibrated", "BoundaryAttack"] < names["robust"]["calibrated", "clean"]
+        assert names["robust"]["fitted", "BoundaryAttack"] < names["robust"]["fitted", "clean"]
 
     def test_autoattack_stays_within_epsilon_and_in_the_box(self, names):
         moved, some, truth = names["attacked"], names["some"], names["truth"]
@@ -104,7 +105,7 @@ class TestDetectors:
             "max softmax": "max_posterior/fitted",
         }.items():
             assert theirs[name] == pytest.approx(ours[f"interp/{place}/auroc"], abs=2e-3), name
-        assert theirs["max softmax, stored γ²"] < theirs["max softmax"]
+        assert theirs["max softmax, the paper's γ²"] < theirs["max softmax"]
 
     def test_fit_moves_the_scores_to_other_validation_images(self, names, digits):
         model = make_model(10)
@@ -123,10 +124,10 @@ class TestDetectors:
         assert torch.equal(names["confidence"], -names["detectors"]["log p(x)"](names["images"]))
 
 
-class TestCalibrated:
+class TestTemperatures:
     def test_is_the_model_at_the_gamma2_of_its_answers(self, digits):
         model, data = digits
-        logits, answer = model.calibrated()(data.test.images / 255), model.answer(data.test.images)
+        logits, answer = model.at("fitted")(data.test.images / 255), model.answer(data.test.images)
         torch.testing.assert_close(
             logits.detach().softmax(1).amax(1).double(), answer.confidence, rtol=0, atol=1e-5
         )
@@ -143,12 +144,18 @@ class TestCalibrated:
         }
         assert len(keys) == 3
 
-    def test_a_temperature_must_be_positive(self, digits):
-        with pytest.raises(InputError, match="gamma2 must be above 0, got 0"):
-            digits[0].at(0.0)
+    @pytest.mark.parametrize("value", [0.0, -1, float("nan"), float("inf"), True, None, [1.0, 2.0]])
+    def test_a_temperature_must_be_a_finite_number_above_0(self, digits, value):
+        with pytest.raises(InputError, match=r"gamma2 must be .* above 0.*, got") as error:
+            digits[0].at(value)
+        assert str(error.value).endswith(repr(value))
 
-    def test_has_a_gradient_where_the_stored_posterior_is_exactly_1(self, digits):
-        """What the page warns of: PGD on the stored γ² stands still."""
+    def test_numbers_of_numpy_and_torch_are_numbers(self, digits):
+        for value in (np.float32(2), np.array(2), torch.tensor(2.0)):
+            assert digits[0].at(value).gamma2 == 2
+
+    def test_has_a_gradient_where_the_papers_posterior_is_exactly_1(self, digits):
+        """The page warns of it: PGD at the paper's γ² stands still."""
         model = copy.deepcopy(digits[0])
         x = (digits[1].test.images[:16] / 255).requires_grad_(True)
         labels = model.predict(x)
@@ -157,30 +164,44 @@ class TestCalibrated:
             loss = nn.functional.cross_entropy(network(x), labels, reduction="sum")
             return torch.autograd.grad(loss, x)[0].flatten(1).norm(dim=1)
 
-        before = lengths(model.calibrated())
+        before = lengths(model.at("fitted"))
         model.head.gamma2.fill_(1e-4)
-        assert (lengths(model) == 0).all()
-        assert torch.equal(lengths(model.calibrated()), before)
+        assert (lengths(model.at("paper")) == 0).all()
+        assert torch.equal(lengths(model), before)
         assert (before > 0).all()
 
     def test_shares_weights_and_mode(self):
         model = make_model()
         model.calibrate(tiny_data().valid.images, tiny_data().valid.labels)
-        shared = model.calibrated()
+        shared = model.at("fitted")
         assert not shared.training
         assert {id(p) for p in shared.parameters()} == {id(p) for p in model.parameters()}
-        assert model.train().calibrated().training
+        assert model.train().at("fitted").training
 
     def test_needs_a_fitted_gamma2(self):
         with pytest.raises(InputError, match="keeps no scores of validation images"):
-            make_model().calibrated()
+            make_model().at("fitted")
 
-    def test_to_an_evaluation_it_is_a_network_like_any_other(self, digits):
+    def test_predicts_at_its_own_gamma2(self, digits):
+        model, images = digits[0], digits[1].test.images[:9]
+        for name in ("paper", "unit", "fitted", 3.0):
+            other = model.at(name)
+            posterior = other(images / 255).detach().softmax(-1)
+            torch.testing.assert_close(other.predict_proba(images), posterior)
+            assert torch.equal(other.predict(images), model.predict(images))
+
+    @pytest.mark.parametrize("gamma2", ["fitted", "paper", "unit", 3.0])
+    def test_an_evaluation_records_its_gamma2(self, digits, gamma2):
         model, data = digits
+        results = gmmc.evaluate(model.at(gamma2), data, ["accuracy", "calibration"])
+        accuracy, calibration = results["accuracy"], results["calibration"]
+        expected = {"fitted": model.gamma2, "paper": model.head.gamma2.item(), "unit": 1.0}
+        assert accuracy.conditions["gamma2"] == expected.get(gamma2, gamma2)
+        name = gamma2 if gamma2 in expected else "given"
+        assert accuracy.conditions["temperature"] == IN_WORDS[name]
+        assert calibration.values[f"{name}/nll"] == pytest.approx(accuracy.values["nll"], rel=1e-4)
         ours = gmmc.evaluate(model, data, "calibration")["calibration"].values
-        theirs = gmmc.evaluate(model.calibrated(), data, "calibration")["calibration"].values
-        assert theirs["unit/nll"] == pytest.approx(ours["fitted/nll"], abs=1e-5)
-        assert theirs["fitted/gamma2"] == pytest.approx(1, abs=1e-3)
+        assert ours.items() <= calibration.values.items()
 
 
 class TestNetworksOfOthers:

@@ -1,5 +1,7 @@
 """Images from outside of a data set have its shape, and are what their names say."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -85,6 +87,24 @@ def test_a_cut_out_image_is_its_own_behind_a_grey_square():
     ]
     with pytest.raises(InputError, match="cutout needs images of at least 2×2 pixels, got 1×1"):
         outside("cutout", Dataset(*pixels, sets.class_names))
+
+
+def test_sets_made_from_the_test_images_come_in_pairs_and_drawn_ones_do_not():
+    """Image i of a pair follows test image i through any reordering, where nothing random has a say."""
+    sets = tiny_data()
+    turned = dataclasses.replace(sets, test=sets.test[torch.arange(len(sets.test)).roll(1)])
+    for name in GENERATED:
+        found = find_outside(name, sets)
+        depends = not torch.equal(found.images, find_outside(name, turned).images)
+        assert found.paired == depends, name
+
+
+def test_sets_of_one_seed_share_no_numbers():
+    """The colours of the constant images are not pixels of the noise."""
+    sets = tiny_data(channels=3)
+    colours = outside("constant", sets)[:, :, 0, 0].flatten()
+    first = outside("noise", sets).flatten()[: len(colours)]
+    assert (first == colours).double().mean() < 0.1
 
 
 def test_images_of_a_folder_are_cropped_and_resized_to_fit(tmp_path):

@@ -19,6 +19,13 @@ def test_uint8_and_unit_images_mean_the_same():
     assert torch.equal(as_uint8(bytes_.double() / 255), as_uint8(bytes_))
 
 
+def test_brighter_is_never_darker_also_beyond_the_range():
+    """Bytes are cut at both ends, not wrapped around."""
+    levels = to_uint8(torch.linspace(-1.5, 2.5, 401)).int()
+    assert (levels.diff() >= 0).all()
+    assert (levels[0], levels[-1]) == (0, 255)
+
+
 def test_float64_stays_float64():
     images = torch.rand(2, 1, 8, 8, dtype=torch.float64)
     assert to_signed(as_batch(images, (1, 8, 8))).dtype == torch.float64

@@ -3,10 +3,9 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import make_learner, tiny_config, tiny_data
-from gmmc import config, ranks, runs
+from gmmc import cli, config, ranks, runs
 from gmmc.objectives import Loss
 from gmmc.processes import build_fabric, world_size
 from gmmc.ranks import PARENT, RANKS, is_leader
+from processes import DEADLINE, alive_in, children_of, finished, gmmc_command, python, started, wait_until
 
-ALONE = {name: value for name, value in os.environ.items() if name not in RANKS} | {"OMP_NUM_THREADS": "1"}
+PROGRESS = ("reading", "training", "calibrating")  # how many such lines there are depends on the machine
+SIGNALLED = Path(__file__).with_name("signalled.py")
 
 
 @pytest.fixture(scope="module")
@@ -30,17 +31,6 @@ def recipe(tmp_path_factory):
     return path
 
 
-def gmmc(*arguments):
-    return [sys.executable, "-m", "gmmc", *map(str, arguments)]
-
-
-def finish(command, status=0):
-    done = subprocess.run(command, capture_output=True, text=True, env=ALONE, timeout=240)
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
-
-
 def lines(out):
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
@@ -49,13 +39,14 @@ def lines(out):
 def two(tmp_path_factory, recipe):
     """A training by two processes that one command starts."""
     out = tmp_path_factory.mktemp("two") / "run"
-    return out, finish(gmmc("train", recipe, "train.devices=2", "--out", out))
+    return out, finished(gmmc_command("train", recipe, "train.devices=2", "--out", out))
 
 
+@pytest.mark.slow
 def test_they_speak_with_one_voice(two):
     out, done = two
     assert done.stdout.count("Next: gmmc evaluate") == 1
-    others = [line for line in done.stderr.splitlines() if not line.startswith("training")]
+    others = [line for line in done.stderr.splitlines() if not line.startswith(PROGRESS)]
     assert others[0] == "waiting for 2 processes to connect"
     assert len(others) == len(set(others))  # nothing is said twice
     assert all("training images in batches of" in line or "chance" in line for line in others[1:])
@@ -67,7 +58,7 @@ def test_they_speak_with_one_voice(two):
 @pytest.mark.slow
 def test_torchrun_does_the_same(two, tmp_path, recipe):
     run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "gmmc", "train"]
-    finish([*run, recipe, "--out", tmp_path / "run"])
+    finished([*run, recipe, "--out", tmp_path / "run"])
     ours, theirs = (load_file(out / "model.safetensors") for out in (two[0], tmp_path / "run"))
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
@@ -78,7 +69,7 @@ def test_without_samples_it_is_the_training_of_one_process(tmp_path, recipe):
     """The union of the shares is the batch of a single process, augmentation included: the same weights."""
     for devices in (1, 2):
         options = ["train.beta=0", "discriminative.noise=0.1", f"train.devices={devices}"]
-        finish(gmmc("train", recipe, *options, "--out", tmp_path / f"{devices}"))
+        finished(gmmc_command("train", recipe, *options, "--out", tmp_path / f"{devices}"))
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("1", "2"))
     for name, tensor in one.items():
         assert torch.allclose(tensor, two[name], rtol=1e-3, atol=1e-4), name
@@ -96,8 +87,9 @@ cfg = tiny_config(discriminative={{"epochs": 0}}, objective={{"name": "split"}},
 torch.set_num_threads(1)
 from gmmc.processes import build_fabric
 from gmmc.learner import Learner
+from gmmc.train import launch
 fabric = build_fabric(cfg.train)
-fabric.launch()
+launch(fabric)
 learner = Learner(cfg, tiny_data(), fabric)
 for _ in range(3):
     learner.update()
@@ -117,12 +109,45 @@ save_file({{**weights, **gradients, **seen}}, Path({out!r}) / f"{{fabric.global_
 """
 
 
+LEAVE = """
+import atexit
+from pathlib import Path
+import torch.distributed
+from gmmc.config import TrainConfig
+from gmmc.processes import build_fabric
+from gmmc.train import launch
+def record(moment):
+    path = Path({out!r}) / f"{{fabric.global_rank}} {{moment}}"
+    path.write_text(str(torch.distributed.is_initialized()))
+atexit.register(record, "at exit")
+fabric = build_fabric(TrainConfig(devices=2, device="cpu", precision="fp32"))
+launch(fabric)
+record("launched")
+"""
+
+
+@pytest.mark.slow
+def test_processes_leave_their_group_before_python_ends(tmp_path):
+    """A thread of gloo that releases a tensor after the interpreter's end aborts the process."""
+    script, records = tmp_path / "script.py", tmp_path / "records"
+    records.mkdir()
+    # A file for each record: lines that two processes print to one pipe may mix.
+    script.write_text(LEAVE.format(out=str(records)))
+    finished([sys.executable, script])
+    assert {path.name: path.read_text() for path in records.iterdir()} == {
+        "0 launched": "True",
+        "1 launched": "True",
+        "0 at exit": "False",
+        "1 at exit": "False",
+    }
+
+
 @pytest.mark.slow
 def test_the_union_of_the_shares_gives_the_gradient_of_one_batch(tmp_path):
     """Both ranks hold the same weights and gradients, those of a single process on both their images."""
     script = tmp_path / "script.py"
     script.write_text(UPDATE.format(tests=str(Path(__file__).parent), out=str(tmp_path)))
-    finish([sys.executable, script])
+    finished([sys.executable, script])
     first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
     for name, tensor in first.items():
         if not name.startswith("seen"):
@@ -146,20 +171,6 @@ def test_the_union_of_the_shares_gives_the_gradient_of_one_batch(tmp_path):
         assert torch.allclose(parameter.grad, expected, atol=1e-5 * expected.abs().max().item() + 1e-7), name
 
 
-def interrupted(command, out, after=3):
-    """Start, wait for some lines of metrics, send Ctrl-C to all processes as a terminal would."""
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ALONE, start_new_session=True)
-    metrics = out / "metrics.jsonl"
-    while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") >= after):
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGINT)
-    _, told = process.communicate(timeout=120)
-    assert process.returncode == 130, told
-    assert told.count("run the same command to go on") == 1
-    assert "Traceback" not in told
-    return told
-
-
 LONGER = [
     "generative.epochs=3",
     "train.log_every=2",
@@ -172,12 +183,14 @@ LONGER = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after", "norm"), [(2, 2, "batch"), (2, 1, "none"), (1, 2, "none")])
 def test_resuming_with_as_many_and_with_other_numbers_of_processes(tmp_path, recipe, before, after, norm):
-    def command(devices, out):
+    def arguments(devices, out):
         options = [*LONGER, f"train.devices={devices}", f"model.norm={norm}"]
-        return gmmc("train", recipe, *options, "--out", out)
+        return ["train", recipe, *options, "--out", out]
 
-    interrupted(command(before, tmp_path / "run"), tmp_path / "run")
-    done = finish(command(after, tmp_path / "run"))
+    ctrl_c = {"UPDATE": "6", "SIGNAL": str(int(signal.SIGINT))}
+    first = [sys.executable, SIGNALLED, *arguments(before, tmp_path / "run")]
+    assert finished(first, status=130, env=ctrl_c).stderr.count("run the same command to go on") == 1
+    done = finished(gmmc_command(*arguments(after, tmp_path / "run")))
     assert "resuming" in done.stderr
     assert (f" instead of {before}" in done.stderr) == (before != after)
     steps = [line["step"] for line in lines(tmp_path / "run")]
@@ -186,8 +199,7 @@ def test_resuming_with_as_many_and_with_other_numbers_of_processes(tmp_path, rec
     state, _ = runs.RunFolder(tmp_path / "run").load_state(0, 1)
     assert len(state.shard["buffer.images"]) == 200
     if before == after:
-        whole = finish(command(before, tmp_path / "whole"))
-        assert whole.returncode == 0
+        finished(gmmc_command(*arguments(before, tmp_path / "whole")))
         ours, uninterrupted = (load_file(tmp_path / n / "model.safetensors") for n in ("run", "whole"))
         for name, tensor in ours.items():
             assert torch.equal(tensor, uninterrupted[name]), name
@@ -196,8 +208,8 @@ def test_resuming_with_as_many_and_with_other_numbers_of_processes(tmp_path, rec
 @pytest.mark.slow
 def test_they_roll_back_and_give_up_together(tmp_path, recipe):
     wild = ["generative.lr=0.05", "sampler.alpha=3", "guard.every=2", "guard.rollbacks=2", "guard.energy=0.4"]
-    done = finish(
-        gmmc("train", recipe, *LONGER, *wild, "train.devices=2", "--out", tmp_path / "run"), status=1
+    done = finished(
+        gmmc_command("train", recipe, *LONGER, *wild, "train.devices=2", "--out", tmp_path / "run"), status=1
     )
     told = done.stderr.splitlines()
     assert sum("back to update" in line for line in told) == 2
@@ -213,90 +225,85 @@ def test_they_roll_back_and_give_up_together(tmp_path, recipe):
         assert state.info["rollbacks"] == 2
 
 
-def test_a_bad_recipe_ends_in_one_line(tmp_path, recipe):
-    done = finish(gmmc("train", recipe, "train.devices=3", "--out", tmp_path / "run"), status=2)
-    assert done.stderr == "gmmc: train.batch_size must be a multiple of the 3 processes, got 128\n"
+def refused(*arguments, capsys):
+    """The line with which gmmc, in this process, refuses a training."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["train", *map(str, arguments)])
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_bad_recipe_ends_in_one_line(tmp_path, recipe, capsys):
+    line = refused(recipe, "train.devices=3", "--out", tmp_path / "run", capsys=capsys)
+    assert line == "gmmc: train.batch_size must be a multiple of the 3 processes, got 128\n"
     assert not (tmp_path / "run").exists()
 
 
-def test_machines_that_do_not_know_each_other_do_not_wait(tmp_path, recipe):
-    done = finish(gmmc("train", recipe, "train.nodes=2", "--out", tmp_path / "run"), status=2)
-    assert "got no NODE_RANK, MASTER_ADDR, MASTER_PORT" in done.stderr
+def test_machines_that_do_not_know_each_other_do_not_wait(tmp_path, recipe, capsys, monkeypatch):
+    monkeypatch.setattr(ranks, "_several", False)  # and back to what it was
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")
+    for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    line = refused(recipe, "train.nodes=2", "--out", tmp_path / "run", capsys=capsys)
+    assert "got no NODE_RANK, MASTER_ADDR, MASTER_PORT" in line
     assert not (tmp_path / "run").exists()
+
+
+ENDLESS = ["generative.epochs=100000", "train.devices=2"]
+
+
+@contextmanager
+def training(recipe, out):
+    """A training of two processes that lasts for hours."""
+    # A pipe would stay open as long as an orphan lives.
+    with out.with_name("stderr").open("w") as errors:
+        command = gmmc_command("train", recipe, *ENDLESS, "--out", out)
+        with started(command, stderr=errors, stdout=errors) as leader:
+            yield leader
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "kill -9"])
-def test_nobody_outlives_the_process_that_was_started(tmp_path, recipe, number):
+@pytest.mark.parametrize("moment", ["waiting", "training"])
+def test_nobody_outlives_the_process_that_was_started(tmp_path, recipe, number, moment):
     """Ended while the others connect, or later: no orphan is left."""
-    command = gmmc("train", recipe, "generative.epochs=500", "train.devices=2", "--out", tmp_path / "run")
-    for moment in ("waiting", "training"):
-        with (tmp_path / "told").open("w+") as told:
-            process = subprocess.Popen(command, stderr=told, stdout=told, env=ALONE)
-            while moment not in (tmp_path / "told").read_text():
-                time.sleep(0.05)
-            process.send_signal(number)
-            process.wait(600)
-        deadline = time.monotonic() + 600
-        while str(tmp_path / "run") in processes():
-            assert time.monotonic() < deadline, processes()
-            time.sleep(0.2)
-
-
-def processes() -> str:
-    """Command lines, whole (-ww): cut at COLUMNS, they would name no folder."""
-    return subprocess.run(["ps", "-wweo", "args"], capture_output=True, text=True).stdout
+    with training(recipe, tmp_path / "run") as leader:
+        wait_until(lambda: moment in (tmp_path / "stderr").read_text(), leader)
+        leader.send_signal(number)
+        leader.wait(DEADLINE)
+        wait_until(lambda: not alive_in(leader.pid))
 
 
 @contextmanager
 def leader_and_child(recipe, out):
     """A training at the moment its second process appears: (Popen of the first, id of the second)."""
-    command = gmmc("train", recipe, "generative.epochs=500", "train.devices=2", "--out", out)
-    with out.with_name("stderr").open("w") as errors:  # a pipe would stay open as long as an orphan lives
-        leader = subprocess.Popen(command, stderr=errors, env=ALONE)
-    children = []
-    try:
-        deadline = time.monotonic() + 600
-        while not (children := children_of(leader.pid)):
-            assert leader.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        yield leader, children[0]
-    finally:
-        for process in (leader.pid, *children):
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        leader.wait(600)
+    with training(recipe, out) as leader:
+        wait_until(lambda: children_of(leader.pid), leader)
+        yield leader, children_of(leader.pid)[0]
 
 
-def children_of(parent: int) -> list[int]:
-    """Further processes of a training; not copies of it that are about to become `git` or the like."""
-    shown = ["ps", "-ww", "--ppid", str(parent), "-o", "pid=,args="]
-    listed = subprocess.run(shown, capture_output=True, text=True).stdout.splitlines()
-    return [int(line.split()[0]) for line in listed if "-m gmmc.__main__" in line]
+def has_loaded_torch(process: int) -> bool:
+    return "libtorch" in Path(f"/proc/{process}/maps").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0, 0.1, 1, 4])
 def test_a_further_process_ends_with_a_leader_that_is_killed_soon(tmp_path, recipe, seconds):
     """Killed while the second process starts its interpreter, imports, or connects."""
-    with leader_and_child(recipe, tmp_path / "run") as (leader, child):
+    with leader_and_child(recipe, tmp_path / "run") as (leader, _):
         time.sleep(seconds)
         leader.kill()
-        leader.wait(600)
-        deadline = time.monotonic() + 600
-        while str(tmp_path / "run") in processes():
-            assert time.monotonic() < deadline, child
-            time.sleep(0.1)
+        leader.wait(DEADLINE)
+        wait_until(lambda: not alive_in(leader.pid))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0, 1])
-def test_a_further_process_that_is_lost_before_it_connects_is_reported(tmp_path, recipe, seconds):
+@pytest.mark.parametrize("imports", [False, True], ids=["before it imports", "while it imports"])
+def test_a_further_process_that_is_lost_before_it_connects_is_reported(tmp_path, recipe, imports):
     with leader_and_child(recipe, tmp_path / "run") as (leader, child):
-        time.sleep(seconds)
+        wait_until(lambda: not imports or has_loaded_torch(child), leader)
         os.kill(child, signal.SIGKILL)
-        assert leader.wait(600) == 1
+        assert leader.wait(DEADLINE) == 1
     errors = (tmp_path / "stderr").read_text()
     last = errors.splitlines()[-1]
     assert last.startswith("gmmc: process 1 of this training was killed by signal 9")
@@ -307,11 +314,9 @@ def test_a_further_process_that_is_lost_before_it_connects_is_reported(tmp_path,
 @pytest.mark.slow
 def test_a_further_process_that_is_lost_in_training_is_reported_once(tmp_path, recipe):
     with leader_and_child(recipe, tmp_path / "run") as (leader, child):
-        while not (tmp_path / "run" / "metrics.jsonl").exists():
-            assert leader.poll() is None
-            time.sleep(0.05)
+        wait_until((tmp_path / "run" / "metrics.jsonl").exists, leader)
         os.kill(child, signal.SIGKILL)
-        assert leader.wait(600) == 1
+        assert leader.wait(DEADLINE) == 1
     errors = (tmp_path / "stderr").read_text()
     assert errors.count("gmmc: ") == 1
     assert "run the same command" in errors
@@ -321,10 +326,7 @@ def test_a_further_process_that_is_lost_in_training_is_reported_once(tmp_path, r
 def test_the_child_of_a_training_that_is_gone_imports_nothing():
     code = "import gmmc, os; print(os.environ.get('GMMC_PARENT'))"
     for parent, status, output in [("-1", 1, ""), (str(os.getpid()), 0, "None\n")]:
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=ALONE | {PARENT: parent}, capture_output=True, text=True
-        )
-        assert (done.returncode, done.stdout) == (status, output), done.stderr
+        assert python(code, status=status, env={PARENT: parent}).stdout == output
 
 
 def test_who_leads(monkeypatch):

@@ -1,11 +1,12 @@
 import contextlib
+import itertools
 import os
-import pty
-import subprocess
-import sys
+
+import pytest
 
 from gmmc import progress
 from gmmc.progress import Progress
+from processes import shown_on_terminal
 
 DEMO = """
 from gmmc.progress import Progress
@@ -31,13 +32,15 @@ def test_plain_lines_without_a_terminal(capsys, monkeypatch):
     assert "\x1b" not in err
 
 
-def test_lines_are_rare_but_the_last_is_always_there(capsys):
+def test_lines_are_rare_but_the_last_is_always_there(capsys, monkeypatch):
+    now = itertools.count(step=0.5)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(progress, "PLAIN_EVERY", 200.0)
     with Progress("sampling", 1000) as bar:
         for done in range(1, 1001):
             bar.update(done)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) < 10
-    assert lines[-1] == "sampling  100%"
+    shown = [line.split()[1] for line in capsys.readouterr().err.splitlines()]
+    assert shown == ["40%", "80%", "100%"]
 
 
 def test_time_left_follows_the_speed(monkeypatch):
@@ -48,6 +51,27 @@ def test_time_left_follows_the_speed(monkeypatch):
     bar.update(10)
     bar.update(20)  # ten units in ten seconds
     assert bar._left() == "1:20 left"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0:00"), (125, "2:05"), (3599, "59:59"), (3600, "1:00:00"), (3723, "1:02:03"), (90_000, "25:00:00")],
+)
+def test_times_are_hours_minutes_seconds(seconds, shown):
+    assert progress.clock(seconds) == shown
+
+
+def test_quiet_hides_progress_and_keeps_notes(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "PLAIN_EVERY", 0.0)
+    progress.set_quiet(True)
+    try:
+        with Progress("training", 2) as bar:
+            bar.update(1)
+            bar.say("a warning")
+            bar.update(2)
+    finally:
+        progress.set_quiet(False)
+    assert capsys.readouterr().err == "a warning\n"
 
 
 def test_a_closed_pipe_does_not_stop_the_work(monkeypatch):
@@ -70,20 +94,7 @@ def test_nothing_to_do_is_no_error(capsys):
 
 
 def test_a_live_bar_on_a_terminal():
-    main, side = pty.openpty()
-    process = subprocess.Popen([sys.executable, "-c", DEMO], stderr=side, env={**os.environ, "TERM": "xterm"})
-    os.close(side)
-    shown = b""
-    while True:
-        try:
-            chunk = os.read(main, 4096)
-        except OSError:
-            break
-        if not chunk:
-            break
-        shown += chunk
-    os.close(main)
-    assert process.wait() == 0
+    shown = shown_on_terminal(DEMO)
     assert b"\x1b[" in shown
     assert "━".encode() in shown
     assert b"resuming at update 1" in shown

@@ -4,8 +4,6 @@ import itertools
 import math
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,8 @@ import pytest
 from PIL import Image
 
 from gmmc.report import write_report
+from gmmc.report.headline import GROUPS
+from processes import finished, python
 from report_runs import (
     Page,
     accuracy_entry,
@@ -60,9 +60,7 @@ def page(runs, tmp_path_factory) -> Page:
 def test_the_report_needs_no_torch(runs):
     code = "import sys; from gmmc.report import write_report; print(write_report([sys.argv[1]]))"
     code += "; assert not {'torch', 'matplotlib.pyplot'} & sys.modules.keys()"
-    done = subprocess.run([sys.executable, "-c", code, runs[0]], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(runs[0] / "report.html")
+    assert python(code, runs[0]).stdout.strip() == str(runs[0] / "report.html")
 
 
 def test_nothing_is_loaded_from_elsewhere(page):
@@ -120,12 +118,45 @@ def test_the_same_run_gives_the_same_page(tmp_path):
 def test_numbers_stand_beside_their_run_and_their_interval(page):
     rows = table_rows(page)
     assert rows["test accuracy"][:2] == ["94.08% 93.60–94.53%"] * 2
-    assert rows["NLL, as the model is stored"][:2] == ["0.247"] * 2
     assert rows["ECE with γ² fitted on validation images"][:2] == ["1.00%"] * 2
     assert rows["SVHN"][0] == "0.940 0.936–0.944"  # log p(x) at γ = 1
     assert rows["recognised by an independent SVC"][0] == "87.1% 85.0–89.0%"
     assert rows["updates"][:2] == ["1 000"] * 2
     assert rows["rollbacks"][:2] == ["0", "1"]
+
+
+def test_a_line_of_the_headline_shows_the_number_that_its_words_name():
+    """A word of the label stands for a part of the value's name, and for no other."""
+    words = {
+        "calibration": {
+            "paper’s γ²": "paper/",
+            "γ = 1": "unit/",
+            "fitted": "fitted/",
+            "ECE": "/ece",
+            "NLL": "/nll",
+        },
+        "robustness": {
+            "8/255": "linf_8/",
+            "L2 0.5": "l2_0.5/",
+            "PGD": "/paper_pgd/",
+            "worst_case": "/worst_case/",
+        },
+        "autoattack": {"4/255": "linf_4/", "8/255": "linf_8/", "AutoAttack": "/autoattack/"},
+        "generation": {
+            "fresh chains": "fresh/",
+            "their start": "start/",
+            "buffer": "buffer/",
+            "paper’s protocol": "paper/",
+            "FID": "/fid",
+            "KID": "/kid",
+            "Inception Score": "/inception_score",
+        },
+    }
+    for group, meanings in words.items():
+        for wanted in GROUPS[group][1]:
+            if "likewise" not in wanted.label and "the same" not in wanted.label and wanted.value:
+                told = {part for word, part in meanings.items() if word in wanted.label}
+                assert told == {part for part in meanings.values() if part in wanted.value}, wanted.label
 
 
 def test_what_one_run_lacks_is_a_dash(page):
@@ -326,10 +357,8 @@ def test_a_browser_shows_it_without_overflow_in_light_and_dark(page, tmp_path):
         browse += [f"--user-data-dir={tmp_path / scheme}", f"--blink-settings=preferredColorScheme={number}"]
         picture = tmp_path / f"{scheme}.png"
         shot = [f"--screenshot={picture}", f"--window-size={sum(WIDTHS)},1500", window.as_uri()]
-        subprocess.run([*browse, *shot], capture_output=True, check=True, timeout=120)
-        dom = subprocess.run(
-            [*browse, "--dump-dom", window.as_uri()], capture_output=True, text=True, timeout=120
-        )
+        finished([*browse, *shot])
+        dom = finished([*browse, "--dump-dom", window.as_uri()], status=None)
         told = re.search("<title>(.*?)</title>", dom.stdout)
         assert told is not None
         assert told[1] == "390 of 390, clipped: [], narrow: 0; 1200 of 1200, clipped: []"
@@ -349,3 +378,14 @@ def test_maps_of_different_classes_have_their_own_legends(tmp_path):
     ]
     page = page_of(*folders, out=tmp_path / "p.html")
     assert all(f"{name} {i}" in page.words for name in ("digits", "cifar10") for i in range(3))
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_accuracy_of_an_older_version_is_at_the_papers_gamma2(tmp_path, old):
+    entry = accuracy_entry(flags=["overconfident: the NLL is worse than knowing nothing"])
+    entry["conditions"]["settings"]["model"] = {"head": "mmc"}
+    if not old:
+        entry["conditions"]["temperature"] = "the fitted γ²"
+    page = page_of(make_run(tmp_path / "run", {"accuracy": entry}), out=tmp_path / "p.html")
+    assert ("NLL at the paper’s γ²" in page.words) == old
+    assert ("knowing nothing" in page.words) != old

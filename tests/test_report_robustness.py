@@ -62,7 +62,7 @@ def test_the_worst_case_stands_beside_the_paper_s_protocol_at_the_top(page):
     assert rows["worst case of the attacks of preset quick, L2 0.5"][0] == "18.1% 13.4–22.8%"
     top = section(page)[: section(page).index("</table>")]
     assert top.count('<tr class="ours strong">') == 2
-    assert "exactly zero (cross-entropy, stored γ²)</th>" in top
+    assert "exactly zero (cross-entropy, the paper’s γ²)</th>" in top
     assert "43.4%" in top
 
 

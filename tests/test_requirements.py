@@ -47,7 +47,7 @@ def required(extras: list[str]) -> list[Requirement]:
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize(("lock", "extras"), [(LOCKS[0], []), (LOCKS[1], ["onnx", "dev"])])
+@pytest.mark.parametrize(("lock", "extras"), [(LOCKS[0], []), (LOCKS[1], ["onnx", "tensorboard", "dev"])])
 def test_a_lock_has_every_requirement_in_its_range(lock, extras, python):
     versions = locked(lock, python)
     wrong = {

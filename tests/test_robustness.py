@@ -91,7 +91,7 @@ class TestMasking:
         assert masked.values["linf_64/paper_pgd/accuracy"] == 1
         assert masked.values["linf_64/margin/accuracy"] == 0
         assert masked.values["linf_64/worst_case/accuracy"] == 0
-        assert raised(masked, "gradients of the cross-entropy are exactly zero")
+        assert raised(masked, "gradients of PGD’s cross-entropy are exactly zero")
         assert raised(masked, "PGD by the paper’s protocol leaves")
         assert raised(masked, "the worst case is")
         assert not raised(masked, "the worst case leaves")

@@ -15,6 +15,7 @@ from gmmc.sampling import (
     BatchNoise,
     Chains,
     PlainMover,
+    SeededNoise,
     Walk,
     descend,
     noise_injected,
@@ -244,6 +245,18 @@ def test_labels_follow_the_priors():
     model.head.priors.copy_(torch.tensor([0.7, 0.2, 0.1]))
     shares = model.sample_labels(2000).bincount(minlength=3) / 2000
     assert torch.allclose(shares, torch.tensor([0.7, 0.2, 0.1]), atol=0.04)  # four standard errors
+
+
+def test_labels_are_independent_of_the_noise_of_their_chains():
+    """Else the images of a class would all start alike."""
+    seeds = range(4000)
+    labels = SeededNoise.quantiles_of(seeds)
+    for numbers in (
+        SeededNoise(seeds, torch.device("cpu")).uniform(2),
+        SeededNoise(seeds, torch.device("cpu")).normal(2),
+    ):
+        correlations = torch.corrcoef(torch.cat([labels[:, None], numbers], 1).T)[0, 1:]
+        assert correlations.abs().max() < 4 / len(seeds) ** 0.5  # four standard errors
 
 
 @pytest.mark.parametrize(

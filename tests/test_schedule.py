@@ -39,3 +39,16 @@ def test_work_counts_the_sampler_s_passes():
     plan = plan_of(discriminative={"epochs": 1}, generative={"epochs": 1}, sampler={"steps": 20})
     assert plan.work(10) == 10
     assert plan.work(20) - plan.work(10) > 10 * plan.work(10) / 2
+
+
+def test_frozen_epochs_come_first_with_a_schedule_of_their_own_and_cost_little():
+    cosine = {"epochs": 2, "schedule": "cosine"}
+    plan = plan_of(
+        frozen={**cosine, "lr": 1.0}, discriminative={**cosine, "lr": 0.1}, generative={"epochs": 1}
+    )
+    moments = [plan.at(step) for step in (0, 10, 19, 20, 30, 39, 40)]
+    assert [now.phase_name for now in moments] == ["frozen"] * 3 + ["discriminative"] * 3 + ["generative"]
+    assert [now.lr for now in moments[:2]] == pytest.approx([1, 0.5])
+    assert [now.lr for now in moments[3:5]] == pytest.approx([0.1, 0.05])
+    assert (plan.discriminative, plan.total) == (40, 50)
+    assert 0 < plan.work(20) < plan.work(40) - plan.work(20)

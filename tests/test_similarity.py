@@ -183,6 +183,16 @@ class TestInceptionScore:
         assert value == pytest.approx(1)
         assert low <= value <= high
 
+    def test_is_the_information_that_an_image_has_about_its_class(self):
+        """log IS = H(mean of p) − mean of H(p)."""
+        p = normal(50, 4).mul(2).softmax(1)
+
+        def entropy(q):
+            return -(q * q.log()).sum(-1)
+
+        wanted = (entropy(p.mean(0)) - entropy(p).mean()).exp().item()
+        assert inception_score(p, splits=1).value == pytest.approx(wanted)
+
     def test_two_images(self):
         assert inception_score(torch.eye(2)).value == pytest.approx(2)
 

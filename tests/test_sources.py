@@ -89,6 +89,7 @@ def test_a_validation_split_of_its_own_is_used(tmp_path, called):
             write_folder(root / called, pictures(6, seed=9), CLASSES[:6])
         got = load(root, valid=0.5)
         assert rows(got.valid) == given(pictures(6, seed=9), LABELS[:6])
+        assert rows(got.test) == given(IMAGES[20:], LABELS[20:])
         assert len(got.train) == 20
         assert got.notes == (
             f"{kind}: its own 6 validation images are used, not a share of the training images",

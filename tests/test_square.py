@@ -46,6 +46,20 @@ class TestSearch:
         assert (margins[2] >= margins[1]).all()
         assert margins[2].mean() > margins[0].mean()
 
+    def test_goes_on_where_two_classes_tie(self, norm):
+        """A tie is no misclassification: the other class needs an image that is brighter than grey."""
+
+        class Flat(nn.Module):
+            def forward(self, x):
+                light = (x.mean((1, 2, 3)) - 0.53).relu()
+                return torch.stack([torch.zeros_like(light), light], 1)
+
+        x, y = torch.full((8, 1, 8, 8), 0.5), torch.zeros(8).long()
+        target, threat = Target(Flat()), Threat(norm, {"linf": 0.2, "l2": 1.6}[norm])
+        first, last = (observe(target, square(target, x, y, threat, n, source()), y) for n in (1, 150))
+        assert (first == 0).any()
+        assert (last > 0).sum() > (first > 0).sum()
+
     def test_stays_in_the_ball_and_uses_all_of_it(self, norm):
         x, threat = torch.full((3, 2, 9, 7), 0.5), Threat(norm, 0.1)
         begin, change = (stripes, paint) if norm == "linf" else (tiles, shift)
@@ -104,7 +118,7 @@ def test_breaks_as_many_images_as_the_authors_code(monkeypatch, digits, norm):
         return (slice(None), slice(None), slice(top, top + side), slice(left, left + side))
 
     model, data = digits
-    target = Target(model.calibrated())
+    target = Target(model.at("fitted"))
     x, y = data.test.images[:90] / 255, data.test.labels[:90]
     threat, queries, seeds = Threat(norm, {"linf": 0.08, "l2": 0.5}[norm]), 50, range(3)
     with target.exposed():

@@ -104,15 +104,6 @@ def test_other_data_is_refused(tmp_path, data):
         train(cfg, tmp_path / "run", tiny_data(count=66))
 
 
-def test_the_number_of_threads_is_a_setting(tmp_path, data):
-    before = torch.get_num_threads()
-    try:
-        train(tiny_config(train={"threads": before + 1}), tmp_path / "run", data)
-        assert torch.get_num_threads() == before + 1
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_metrics_tell_the_story(tmp_path, data):
     train(tiny_config(), tmp_path / "run", data)
     story = lines(tmp_path / "run")

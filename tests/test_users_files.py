@@ -5,9 +5,9 @@ import errno
 import os
 import shutil
 import struct
-import subprocess
 import sys
 import zlib
+from contextlib import ExitStack
 from pathlib import Path
 
 import onnx
@@ -37,6 +37,7 @@ from gmmc.evaluations import Result
 from gmmc.places import PAGE_MARK, PNG_MARK, check_replaceable, check_writable, has_mark
 from gmmc.report import write_report
 from gmmc.runs import RunFolder
+from processes import DEADLINE, python, started
 
 LABELS = torch.tensor([0, 1])
 
@@ -337,9 +338,10 @@ assert "torch" not in sys.modules
 
 
 def test_results_of_several_writers_are_all_kept(tmp_path, monkeypatch):
-    command = [sys.executable, "-c", WRITER, str(tmp_path)]
-    writers = [subprocess.Popen([*command, name]) for name in "abcd"]
-    assert [writer.wait(240) for writer in writers] == [0] * 4
+    with ExitStack() as stack:
+        commands = [[sys.executable, "-c", WRITER, tmp_path, name] for name in "abcd"]
+        writers = [stack.enter_context(started(command)) for command in commands]
+        assert [writer.wait(DEADLINE) for writer in writers] == [0] * 4
     expected = {f"{name}-{i}": {"values": {"i": i}} for name in "abcd" for i in range(60)}
     assert records.read_results(tmp_path) == expected
 
@@ -491,12 +493,8 @@ for write in (
 
 
 def test_metrics_and_images_that_do_not_fit_are_named(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, timeout=240
-    )
-    assert done.stdout.splitlines() == [str(tmp_path / "metrics.jsonl"), str(tmp_path / "image.png")], (
-        done.stderr
-    )
+    done = python(LIMITED, tmp_path)
+    assert done.stdout.splitlines() == [str(tmp_path / "metrics.jsonl"), str(tmp_path / "image.png")]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 

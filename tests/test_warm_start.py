@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from conftest import make_learner, tiny_config
+from conftest import interrupted_at, make_learner, tiny_config
 from gmmc import runs
 from gmmc.errors import InputError
 from gmmc.train import train
@@ -67,24 +67,13 @@ def test_a_model_file_alone_will_do(tmp_path, start, data):
     assert "seconds" not in model.trained["start"]
 
 
-def test_a_resumed_run_no_longer_needs_it(tmp_path, start, data, monkeypatch):
-    from gmmc.learner import Learner
-
+def test_a_resumed_run_no_longer_needs_it(tmp_path, start, data):
     cfg = follow(
         start, train={"checkpoint_seconds": 0.0}, model={"norm": "batch_then_frozen"}, guard={"every": 1}
     )
     whole = train(cfg, tmp_path / "whole", data)
-    update = Learner.update
-
-    def crash(self):
-        if self.step == 3:
-            raise KeyboardInterrupt
-        update(self)
-
-    monkeypatch.setattr(Learner, "update", crash)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted_at(3):
         train(cfg, tmp_path / "cut", data)
-    monkeypatch.undo()
     shutil.rmtree(start)
     resumed = train(cfg, tmp_path / "cut", data)
     assert resumed.trained["start"] == whole.trained["start"]
@@ -120,9 +109,9 @@ def test_one_that_saw_the_validation_images_is_refused(tmp_path):
         train(follow(tmp_path / "start", train={"seed": 1}), tmp_path / "next")
 
 
-def test_other_classes_are_refused(start):
+def test_a_model_in_memory_must_have_the_same_classes(start):
     with pytest.raises(InputError, match="same classes and image size, got 3 classes, 1×8×8"):
-        train(follow(start, model={"norm": "batch"}), start.parent / "next")
+        train(follow("", model={"norm": "batch"}), start.parent / "next", start=runs.load(start))
 
 
 def test_a_start_is_not_forgotten_where_only_another_process_had_saved(tmp_path, start, data):

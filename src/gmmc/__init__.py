@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gmmc.estimator import GMMCClassifier
     from gmmc.evaluations import evaluate
     from gmmc.hub import from_pretrained, save_pretrained
+    from gmmc.images import read_images
     from gmmc.models import Classifier
     from gmmc.runs import load
 
@@ -25,6 +26,7 @@ _HOME = {
     "evaluate": "gmmc.evaluations",
     "from_pretrained": "gmmc.hub",
     "load": "gmmc.runs",
+    "read_images": "gmmc.images",
     "save_pretrained": "gmmc.hub",
 }
 
@@ -37,8 +39,17 @@ __all__ = [
     "evaluate",
     "from_pretrained",
     "load",
+    "read_images",
     "save_pretrained",
 ]
+
+
+_MODULES = ("config", "data")  # those that users call: gmmc.config.load, gmmc.data.from_arrays
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for completion."""
+    return sorted([*__all__, *_MODULES])
 
 
 def __getattr__(name: str):

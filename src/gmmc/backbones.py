@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -143,6 +144,14 @@ def build_backbone(cfg: ModelConfig, shape: Shape) -> nn.Module:
 def feature_dim(network: nn.Module) -> int:
     """Number of features: outputs of the last convolution or linear layer."""
     return [weight for weight in network.parameters() if weight.dim() > 1][-1].shape[0]
+
+
+def split_last(network: nn.Module) -> tuple[nn.Sequential, nn.Sequential]:
+    """Return (trunk, last layer): all layers, and a linear layer at the end, if there is one, apart."""
+    layers = dict(network.named_children())
+    last = {name: layer for name, layer in [*layers.items()][-1:] if isinstance(layer, nn.Linear)}
+    trunk = {name: layer for name, layer in layers.items() if name not in last}
+    return nn.Sequential(OrderedDict(trunk)), nn.Sequential(OrderedDict(last))
 
 
 # --- batch statistics ---

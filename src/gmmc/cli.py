@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -25,12 +26,16 @@ from gmmc.options import (
     Ood,
     Opset,
     Place,
+    Quiet,
     Resize,
     Run,
     Score,
     Steps,
     Surrogate,
+    Threads,
     Tpr,
+    complete_recipe,
+    complete_run,
 )
 from gmmc.places import check_within
 from gmmc.printing import print_line
@@ -38,7 +43,6 @@ from gmmc.ranks import is_leader
 from gmmc.text import cut, printable, shortened
 
 app = typer.Typer(
-    add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -69,7 +73,12 @@ def example(command: str) -> str:
 )
 def train(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A TOML file, or the name of a shipped recipe.")
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A TOML file, or the name of a shipped recipe: see gmmc recipes.",
+            autocompletion=complete_recipe,
+        ),
     ],
     overrides: Annotated[
         list[str] | None,
@@ -85,22 +94,41 @@ def train(
             "TorchScript file; default: the recipe's."
         ),
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu or cuda; default: the recipe's train.device.")
+    ] = None,
+    threads: Threads = None,
+    quiet: Quiet = False,
 ) -> None:
     """Train a model. Run the same command again to go on after an interruption."""
     from gmmc import config
     from gmmc.train import train
 
-    cfg = config.load(recipe, overrides or [])
+    changes = with_option(overrides or [], "device", device)
+    cfg = config.load(recipe, with_option(changes, "threads", threads))
+    keys = [override.partition("=")[0].strip() for override in overrides or []]
     if features and not cfg.train.fid_every:
         raise InputError(f"--features is for train.fid_every, which is 0, got {shortened(features)}")
     out = out or Path("runs") / Path(recipe).stem
-    model = train(cfg, out, features=features)
+    model = train(cfg, out, features=features, changed=keys)
     if not is_leader():
         return
-    gamma2 = "" if model.head.means is None else f": gamma2 = {model.head.gamma2.item():.4g}"
-    print_line(f"{out / 'model.safetensors'}{gamma2}")
-    chosen = f"{out} validation" if cfg.train.start or cfg.train.fid_every else out  # a search goes on
+    fitted = f": gamma2 = {model.gamma2:.4g}, fitted on validation images" if model.reference else ""
+    print_line(f"{out / 'model.safetensors'}{fitted}")
+    searching = cfg.train.start not in ("", config.AUTO_START) or cfg.train.fid_every
+    chosen = f"{out} validation" if searching else out
     print_line(f"Next: gmmc evaluate {chosen}" + (f"   or   gmmc sample {out}" if cfg.samples else ""))
+
+
+def with_option(overrides: list[str], name: str, value: str | int | None) -> list[str]:
+    """Add an option to the changes of the recipe: --device is train.device."""
+    if value is None:
+        return overrides
+    for override in overrides:
+        if override.partition("=")[0].strip() == f"train.{name}":
+            got = f"--{name} {shortened(value)} and {shortened(override)}"
+            raise InputError(f"--{name} and train.{name} are the same setting; give one of them, got {got}")
+    return [*overrides, f"train.{name}={value}"]
 
 
 @app.command(
@@ -111,7 +139,12 @@ def train(
 )
 def evaluate(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help=f"A run folder with a finished model{OR_SHIPPED}.")
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help=f"A run folder with a finished model{OR_SHIPPED}.",
+            autocompletion=complete_run,
+        ),
     ],
     names: Annotated[
         list[str] | None,
@@ -135,12 +168,15 @@ def evaluate(
         typer.Option(help="Seed of the first chain, and of the choice of images to attack.", min=0),
     ] = None,
     device: Device = "auto",
+    threads: Threads = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Measure a finished run on test images; with `validation`, on validation images alone.
+    """Measure a finished run on its test images.
 
-    Writes the numbers with their conditions to results.json, and pictures, in the run folder; for a shipped
-    model, in a copy of it in runs/NAME. robustness, autoattack, generation and validation may take minutes,
-    longer on a CPU; interrupted, the same command goes on.
+    With `validation`, on validation images alone. Writes the numbers with their conditions to results.json,
+    and pictures, in the run folder; for a shipped model, in a copy of it in runs/NAME. robustness,
+    autoattack, generation and validation may take minutes, longer on a CPU; interrupted, the same command
+    goes on.
     """
     from gmmc.commands import evaluate_run
 
@@ -148,7 +184,7 @@ def evaluate(
     changes |= {"attacked": attacked, "surrogate": surrogate, "features": features, "generated": generated}
     place, results = pretrained.workplace(run), records.read_results(pretrained.newest(run))
     before = records.outside_sets(results)
-    for name, result in evaluate_run(run, names or [], device, **changes):
+    for name, result in evaluate_run(run, names or [], device, threads, **changes):
         printing.print_result(name, result, place)
         lost = before - set(result.conditions.get("outside", before))
         if name == "ood" and lost:
@@ -161,7 +197,11 @@ def evaluate(
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help=f"Run folders, also of runs in progress{OR_SHIPPED}."),
+        typer.Argument(
+            metavar="RUN...",
+            help=f"Run folders, also of runs in progress{OR_SHIPPED}.",
+            autocompletion=complete_run,
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -169,10 +209,12 @@ def report(
             help="The file; default: report.html in the first run, or in runs/NAME for a shipped one."
         ),
     ] = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Show runs on one page: numbers with their conditions, figures, samples, and the paper's numbers.
+    """Show runs on one HTML page: numbers, figures and samples.
 
-    The page is one HTML file that needs nothing else. Evaluate first for anything but training curves.
+    Numbers come with their conditions, and with the paper's. The page is one file that needs nothing else.
+    Evaluate first for anything but training curves.
     """
     from gmmc.report import write_report
 
@@ -188,7 +230,7 @@ def compare(
         "runs/compared"
     ),
 ) -> None:
-    """Show what each change of a recipe brought, against the first run.
+    """Compare runs of a changed recipe with the first run.
 
     Run gmmc evaluate RUN validation for each before. Writes results.json and comparison.png.
     """
@@ -200,7 +242,10 @@ def compare(
 
 
 @app.command(
-    epilog=example("gmmc sample cifar10   or   gmmc sample runs/demo -n 50000 --balanced --out drawn.npz")
+    epilog=example(
+        "gmmc sample cifar10 -n 10 --balanced   or   "
+        "gmmc sample runs/demo -n 50000 --balanced --out drawn.npz"
+    )
 )
 def sample(
     run: Run,
@@ -215,11 +260,13 @@ def sample(
     steps: Steps = None,
     out: DrawnOut = None,
     device: Device = "auto",
+    threads: Threads = None,
+    quiet: Quiet = False,
 ) -> None:
     """Draw images from noise. Run the same command again to go on after an interruption.
 
-    A folder: one PNG each, named by class and seed, and the first 100 in grid.png. Images that are there
-    already are kept if they are of the same model and settings, else replaced.
+    A folder: one PNG each, named by class and seed, and the first 100 in grid.png with their classes. Images
+    that are there already are kept if they are of the same model and settings, else replaced.
 
     .npz: arr_0, the images as uint8 (N, H, W, C), where FID tools expect them; labels, seeds, class_names.
 
@@ -233,7 +280,7 @@ def sample(
         place = pretrained.workplace(run)
         out = place / "samples"
         check_within(out, place, "RUN")
-    model = load_model(run, device)
+    model = load_model(run, device, threads)
     chosen = model.class_names if balanced else label or []
     print_line(draw(model, out, number=number, class_names=chosen, seed=seed, steps=steps))
 
@@ -243,27 +290,44 @@ def sample(
 )
 def predict(
     run: Run,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image files.")],
+    images: Annotated[
+        list[str], typer.Argument(metavar="IMAGE", help="Image files, or folders with image files in them.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per image.")] = False,
     resize: Resize = None,
     score: Score = None,
     tpr: Tpr = None,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
-    """Classify image files, or abstain from those that are unlike the training images.
+    """Classify images; abstain from those unlike the training.
 
     Prints the class and p(y|x), calibrated on validation images. An image whose score is below that of nearly
     all validation images (all but 5%, or 1 - tpr) is answered with "not like the training images".
     """
     from gmmc.commands import load_model, predict_files
-    from gmmc.hub import DESCRIPTION
 
-    if resize is None and (pretrained.is_shipped(run) or (Path(run) / DESCRIPTION).is_file()):
-        resize = True  # who trained it is elsewhere, and so is what the images were like
-    rows, unread = predict_files(load_model(run, device), images, resize=resize, score=score, tpr=tpr)
+    model = load_model(run, device, threads)
+    rows, unread = predict_files(model, images, resize=resize, score=score, tpr=tpr)
     printing.print_predictions(rows, as_json=as_json)
     if unread:
         raise InputError("; ".join([*unread[:3], *([f"and {len(unread) - 3} more"] if unread[3:] else [])]))
+
+
+@app.command(epilog=example("gmmc examples runs/demo   or   gmmc examples cifar10"))
+def examples(run: Run) -> None:
+    """Write images to try gmmc predict on.
+
+    Chosen by a rule that never asks the model. PNG files in examples/ of the run: the first test image in
+    stored order, the same turned by 90°, and uniform noise. For a model that ships with gmmc: images that it
+    drew instead of a test image, in runs/NAME/examples.
+    """
+    from gmmc.commands import write_examples
+
+    written = write_examples(run)
+    for path, shown in written.items():
+        print_line(f"{path}: {shown.words}")
+    print_line(f"Next: {shlex.join(['gmmc', 'predict', run, str(next(iter(written)).parent)])}")
 
 
 @app.command(epilog=example("gmmc calibrate runs/demo   or   gmmc calibrate runs/demo --score neighbours"))
@@ -272,15 +336,17 @@ def calibrate(
     score: Score = None,
     tpr: Tpr = None,
     device: Device = "auto",
+    threads: Threads = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Fit the temperature and the thresholds of a finished run again, on its validation images.
+    """Fit the temperature and thresholds of a finished run again.
 
-    Training does this at its end. It is needed for a model of an older gmmc, which fitted its thresholds at
-    another temperature, and to change what the model abstains by (--score, --tpr).
+    Training does this at its end, on the validation images. It is needed for a model of an older gmmc, which
+    fitted its thresholds at another temperature, and to change what the model abstains by (--score, --tpr).
     """
     from gmmc.commands import calibrate_run
 
-    model = calibrate_run(run, device, score=score, tpr=tpr)
+    model = calibrate_run(run, device, threads, score=score, tpr=tpr)
     assert model.reference is not None
     score, tpr = model.abstains_by, model.cfg.abstain.tpr
     print_line(
@@ -292,8 +358,8 @@ def calibrate(
 
 
 @app.command(epilog=example("gmmc export cifar10 cifar10.onnx   or   gmmc export runs/demo my-digits"))
-def export(run: Run, place: Place, opset: Opset = None) -> None:
-    """Write a model for use elsewhere: one ONNX graph, or a folder in the layout of the Hugging Face Hub.
+def export(run: Run, place: Place, opset: Opset = None, threads: Threads = None) -> None:
+    """Write a model as an ONNX graph, or for the Hugging Face Hub.
 
     .onnx: images in [0, 1] to logits, posterior and densities, for any number of images and without torch;
     class names, γ² and the threshold to abstain by are in its metadata. Checked with onnxruntime.
@@ -301,7 +367,8 @@ def export(run: Run, place: Place, opset: Opset = None) -> None:
     A folder: model.safetensors, config.json and README.md, the model card with the numbers of results.json;
     gmmc.from_pretrained reads it, and so does gmmc predict.
     """
-    from gmmc import export, hub, runs
+    from gmmc import export, hub
+    from gmmc.commands import load_model
 
     if not export.is_graph(place):
         if opset is not None:
@@ -311,7 +378,7 @@ def export(run: Run, place: Place, opset: Opset = None) -> None:
         folder = hub.save_pretrained(run, place)
         print_line(f"{', '.join(hub.FILES)} in {folder}   in Python: gmmc.from_pretrained({str(folder)!r})")
         return
-    written = export.to_onnx(runs.load(run), place, opset=opset)
+    written = export.to_onnx(load_model(run, "cpu", threads), place, opset=opset)
     print_line(str(written))
     for remark in written.remarks:
         print_line(f"! {remark}", file=sys.stderr)
@@ -329,6 +396,11 @@ def bench(
     ] = "auto",
     out: Annotated[Path, typer.Option(help="The folder for results.json.")] = Path("runs/bench"),
     device: Device = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(help="CPU threads, compared with one; default: one per core.", min=1, max=1024),
+    ] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Measure the speed of sampling and training on this machine.
 
@@ -339,9 +411,25 @@ def bench(
     from gmmc.bench.summary import show
     from gmmc.commands import run_bench
 
-    show(run_bench(preset, out, device))
+    show(run_bench(preset, out, device, threads))
     print()
     print_line(f"All of it: {out / 'results.json'}   to look at: gmmc report {out}")
+
+
+@app.command(epilog=example("gmmc models"))
+def models() -> None:
+    """List the models that ship with gmmc."""
+    from gmmc.listing import print_models
+
+    print_models()
+
+
+@app.command(epilog=example("gmmc recipes"))
+def recipes() -> None:
+    """List the recipes that ship with gmmc."""
+    from gmmc.listing import print_recipes
+
+    print_recipes()
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -351,7 +439,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         signal.signal(signal.SIGINT, stop_at_once)
         let_anything_be_written(sys.stdout, sys.stderr)
     try:
-        status = app(arguments or ["--help"], standalone_mode=False)
+        # The name is also that of the variable by which a shell asks for completions, _GMMC_COMPLETE.
+        status = app(arguments or ["--help"], prog_name="gmmc", standalone_mode=False)
         print(end="", flush=True)  # unlike sys.stdout.flush(), also where it is closed: gmmc … >&-
     except InputError as error:
         fail(error, 2)
@@ -363,6 +452,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         # `gmmc predict … | head`: the reader has seen enough. Python would complain again at its own exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except SystemExit as stop:  # typer makes a closed pipe a status of 1
+        sys.exit(0 if isinstance(stop.__context__, BrokenPipeError) else stop.code)
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         fail(reason if is_leader() else f"in a further process: {reason}", 2, always=True)

@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 
-from gmmc import bench, drawing, evaluations, pretrained, records, runs
+from gmmc import bench, drawing, evaluations, examples, pretrained, records, runs, threads
 from gmmc import data as data_sources
 from gmmc.data import Dataset
 from gmmc.data.files import read_image
 from gmmc.errors import InputError
 from gmmc.evaluations import Result
+from gmmc.images import check_images, read_pictures
+from gmmc.inputs import kind_of
 from gmmc.limits import LONG_SHOWN
 from gmmc.models import Classifier, pick_device
-from gmmc.pixels import is_vector
-from gmmc.places import check_writable
+from gmmc.places import check_within, check_writable
 from gmmc.printing import print_line
 from gmmc.progress import Progress
 from gmmc.records import check_keeps_results
@@ -36,25 +37,32 @@ OPTION_OF = {
 
 
 def evaluate_run(
-    run: str, names: Sequence[str], device: str, **changes: int | str | tuple[str, ...] | None
+    run: str,
+    names: Sequence[str],
+    device: str,
+    count: int | None = None,
+    **changes: int | str | tuple[str, ...] | None,
 ) -> Iterator[tuple[str, Result]]:
     """Measure a finished run on its own data, one evaluation after the other.
 
     Each is in results.json, and its pictures in the folder, before the next begins. `changes` are settings of
     [evaluate] that differ from the recipe; None leaves one as it is. Of a model that ships with gmmc the copy
-    in runs/ is evaluated.
+    in runs/ is evaluated. `count`: threads, see `load_model`.
     """
     if not pretrained.find(run).is_dir():
         shipped = pretrained.listed("; models that ship with gmmc")
-        raise InputError(f"RUN must be a run folder, got {shortened(run, LONG_SHOWN)}{shipped}")
+        got = f"{shortened(run, LONG_SHOWN)}, which {kind_of(Path(run))}"
+        raise InputError(f"RUN must be a run folder, got {got}{shipped}")
     check_keeps_results(pretrained.workplace(run), "RUN")
-    model = load_model(run, device)
+    model = load_model(run, device, count)
     evaluations.choose(model, names)  # refuse before the work what cannot be done
     for option, takers in OPTION_OF.items():
         if changes.get(option) is not None and not {*takers} & {*(names or evaluations.choose(model, []))}:
             wanted = " or ".join(f"`gmmc evaluate RUN {name}`" for name in takers)
             raise InputError(f"--{option} is for {wanted}, got {', '.join(names) or 'no name'}")
     cfg = dataclasses.replace(model.cfg.evaluate, **{k: v for k, v in changes.items() if v is not None})
+    if not names and not model.can_sample:
+        print_line("samples is left out: this model was trained without samples", file=sys.stderr)
     data = load_data(model, run)
     folder = own_folder(run)
     if (metrics := folder.metrics()) and "seconds" in metrics[-1]:
@@ -63,22 +71,25 @@ def evaluate_run(
         yield name, evaluations.keep(result, name, folder)
 
 
-def calibrate_run(run: str, device: str, *, score: str | None, tpr: float | None) -> Classifier:
+def calibrate_run(
+    run: str, device: str, count: int | None = None, *, score: str | None, tpr: float | None
+) -> Classifier:
     """Fit γ² and thresholds of a finished run on its validation images again, and store them in its model.
 
-    `score` and `tpr` replace those of the recipe's [abstain].
+    `score` and `tpr` replace those of the recipe's [abstain]. `count`: threads, see `load_model`.
     """
     if run in pretrained.names():
         raise InputError(
             f"{run} ships with gmmc and stays as it is; gmmc predict {run} takes --score and --tpr for a call"
         )
     if not (Path(run) / runs.CONFIG).is_file():
-        there = "which has none" if Path(run).is_dir() else "which is no folder"
+        there = "which has none" if Path(run).is_dir() else f"which {kind_of(Path(run))}"
         raise InputError(
             f"RUN must be a run folder with a {runs.CONFIG}, got {shortened(run, LONG_SHOWN)}, {there}"
         )
     check_keeps_results(Path(run), "RUN")
-    model = load_model(run, device)
+    runs.RunFolder(run).recipe()  # a damaged one is refused before the work
+    model = load_model(run, device, count)
     changes = {key: value for key, value in (("score", score), ("tpr", tpr)) if value is not None}
     model.cfg = dataclasses.replace(model.cfg, abstain=dataclasses.replace(model.cfg.abstain, **changes))
     data = load_data(model, run)
@@ -118,11 +129,13 @@ def load_data(model: Classifier, run: str) -> Dataset:
     return data
 
 
-def load_model(run: str, device: str) -> Classifier:
-    """The model of a run on the device that was asked for, with the number of threads of its recipe."""
+def load_model(run: str, device: str, count: int | None = None) -> Classifier:
+    """The model of a run on a device, in a process that then computes with `count` threads.
+
+    None: as many as its recipe sets or its size suggests.
+    """
     model = runs.load(run, device)
-    if model.cfg.train.threads:
-        torch.set_num_threads(model.cfg.train.threads)
+    torch.set_num_threads(count or threads.choose(model.cfg, model.shape, model.device))
     return model
 
 
@@ -134,6 +147,7 @@ def draw(
     With class names, the images go through them in turn; without, classes are drawn from the priors.
     """
     check_images(model)
+    model.check_can_sample()
     in_file = is_image_file(out)
     if class_names:
         chosen = torch.tensor([class_index(model, name) for name in class_names])
@@ -155,6 +169,19 @@ def draw(
     return f"{line}; {shown}: {out / 'grid.png'}"
 
 
+def write_examples(run: str) -> dict[Path, examples.Example]:
+    """Write images to try `gmmc predict` on; see `examples` for the rule that chooses them."""
+    model = load_model(run, "cpu")
+    check_images(model)
+    place = pretrained.workplace(run)
+    folder = place / "examples"
+    check_within(folder, place, "RUN")
+    check_writable(folder, "RUN")
+    drawn = {path.stem: read_image(path, model.shape) for path in pretrained.drawn_images(run)}
+    own = examples.drawn(drawn) if drawn else [examples.held_out(load_data(model, run))]
+    return examples.write(examples.with_others(own), folder)
+
+
 def is_image_file(out: Path) -> bool:
     """Whether images go into one file. Numbers after a dot are no ending: a folder may be called v1.2."""
     ending = out.suffix.lower()
@@ -170,7 +197,7 @@ def is_image_file(out: Path) -> bool:
 
 def predict_files(
     model: Classifier,
-    paths: Sequence[Path],
+    paths: Sequence[str | Path],
     *,
     resize: bool | None = None,
     score: str | None = None,
@@ -178,21 +205,15 @@ def predict_files(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """What the model says of each image file that can be read, and a line about each that cannot.
 
+    Folders stand for all image files in them. Standard error reports how many images were converted.
     `answer` is the class, None where the model abstains; `class` is the nearest in any case. A model without
     scores of validation images never abstains, and its confidence is not calibrated.
     """
     check_images(model)
-    resize = model.cfg.data.size > 0 if resize is None else resize
-    read, found, unread = [], [], []
-    for path in paths:
-        try:
-            found.append(read_image(path, model.shape, resize=resize))
-            read.append(path)
-        except InputError as error:
-            unread.append(str(error))
-    if not found:
+    unread: list[str] = []
+    images, read = read_pictures(paths, model, resize=resize, unread=unread)
+    if not read:
         return [], unread
-    images = torch.stack(found)
     if model.reference is None and score is None and tpr is None:
         confidence, labels = model.predict_proba(images).max(-1)
         names = [model.class_names[y] for y in labels]
@@ -225,10 +246,11 @@ def predict_files(
     return rows, unread
 
 
-def run_bench(preset: str, out: Path, device: str) -> Result:
+def run_bench(preset: str, out: Path, device: str, count: int | None = None) -> Result:
     """Measure speed on this machine. All that is known so far is in results.json after every part.
 
-    Unless there is a complete measurement already: that is replaced only by another.
+    Unless there is a complete measurement already: that is replaced only by another. `count`: the most
+    threads that are tried; None: as many as torch has.
     """
     if out == Path():
         raise InputError("--out must be a folder of its own, got the current one")
@@ -236,8 +258,9 @@ def run_bench(preset: str, out: Path, device: str) -> Result:
     chosen = bench.choose_preset(preset, place.type)
     check_keeps_results(out, "--out")
     result = None
-    for result in bench.run_bench(chosen, place):
-        keep_bench(out, result)
+    with threads.using(count or torch.get_num_threads()):
+        for result in bench.run_bench(chosen, place):
+            keep_bench(out, result)
     assert result is not None  # there is always the matrix product
     return result
 
@@ -257,15 +280,18 @@ def is_incomplete(flags: Sequence[Any]) -> bool:
 
 
 def class_index(model: Classifier, name: str) -> int:
-    if name not in model.class_names:
-        allowed = cut(", ".join(model.class_names), LONG_SHOWN)
-        raise InputError(f"--label must be one of {allowed}, got {shortened(name)}")
-    return model.class_names.index(name)
-
-
-def check_images(model: Classifier) -> None:
-    """A model of a table has no image files."""
-    if is_vector(model.shape):
-        raise InputError(
-            f"this is a model of rows of {model.shape[0]} numbers, not of images; use its estimator in Python"
-        )
+    """Find a class by its name, by its name in another case, or by its index."""
+    names = model.class_names
+    if name in names:
+        return names.index(name)
+    alike = [index for index, known in enumerate(names) if known.casefold() == name.casefold()]
+    if len(alike) > 1:
+        either = cut(" or ".join(names[index] for index in alike), LONG_SHOWN)
+        raise InputError(f"--label must name one class, got {shortened(name)}, which may be {either}")
+    if alike:
+        return alike[0]
+    if name in map(str, range(len(names))):
+        return int(name)
+    allowed = cut(", ".join(names), LONG_SHOWN)
+    rule = f"--label must be one of {allowed}, or an index up to {len(names) - 1}"
+    raise InputError(f"{rule}, got {shortened(name)}")

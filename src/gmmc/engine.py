@@ -20,6 +20,7 @@ from gmmc.backbones import LAYOUT, batch_norms
 from gmmc.errors import InputError
 from gmmc.fused import FusedNetwork
 from gmmc.printing import print_line
+from gmmc.progress import is_quiet
 from gmmc.ranks import is_leader
 from gmmc.sampling import Energy, PlainMover, Walk, input_gradient, stepped
 
@@ -180,7 +181,8 @@ def say(line: str) -> None:
 @functools.cache
 def say_once(line: str) -> None:
     """In this process: who draws image after image has heard it."""
-    say(line)
+    if not is_quiet():
+        say(line)
 
 
 def first_line(error: Exception) -> str:

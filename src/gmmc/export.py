@@ -18,6 +18,7 @@ from gmmc import __version__, core, scores
 from gmmc.abstention import REFIT
 from gmmc.atomic import write_atomic
 from gmmc.errors import InputError
+from gmmc.extras import import_extra
 from gmmc.inputs import read_bytes
 from gmmc.limits import LONG_SHOWN, MODEL_BYTES
 from gmmc.models import Classifier
@@ -170,8 +171,8 @@ def score_of(model: Classifier) -> str:
 def _remarks(model: Classifier) -> Iterator[str]:
     if model.reference is None:
         yield (
-            "this model keeps no scores of validation images: the graph's γ² is the stored one, its "
-            "posterior is not calibrated, and there is no threshold to abstain by"
+            "this model keeps no scores of validation images: the graph's γ² is that of the paper's "
+            "formula, its posterior is not calibrated, and there is no threshold to abstain by"
         )
     elif score_of(model) not in model.reference.scores:
         yield f"there is no threshold to abstain by: this model keeps none for {score_of(model)}; {REFIT}"
@@ -193,14 +194,8 @@ def _is_ours(path: Path, onnx: Any) -> bool:
 
 def _packages() -> Any:
     """onnx, once all that exporting needs can be imported."""
-    for name in NEEDED:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            raise InputError(
-                f"exporting to {ENDING} needs the package {name}: pip install 'gmmc[onnx]'"
-            ) from None
-    return importlib.import_module("onnx")
+    onnx, _ = [import_extra(name, "onnx", f"exporting to {ENDING}") for name in NEEDED]
+    return onnx
 
 
 def _traced(graph: Graph, shape: tuple[int, ...], opset: int) -> Any:
@@ -254,8 +249,10 @@ def difference(content: bytes, graph: Graph) -> float | None:
         runtime = importlib.import_module("onnxruntime")
     except ImportError:
         return None
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
     try:
-        session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # of its own kinds; a too new opset is the usual one
         reason = " ".join(str(error).split())[-200:]
         raise InputError(f"onnxruntime cannot read the graph ({reason}); an older opset may do") from None

@@ -61,12 +61,22 @@ def check_size(file: BufferedReader, path: Path, most: int | None, bound: str) -
     return size
 
 
-def expanded(name: str) -> Path:
+def expanded(name: str | os.PathLike[str]) -> Path:
     """Return the path with ~ replaced; as it is where there is no such user."""
     try:
         return Path(name).expanduser()
     except RuntimeError:
         return Path(name)
+
+
+def kind_of(path: Path) -> str:
+    """Return "does not exist", "is a folder" or "is a file", for an error about a path."""
+    try:
+        if path.is_dir():
+            return "is a folder"
+        return "is a file" if path.exists() else "does not exist"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
 
 
 def parse_json(content: str | bytes, where: str) -> Any:

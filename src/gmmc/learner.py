@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,13 +21,14 @@ from gmmc.data import Dataset
 from gmmc.data.augment import augment
 from gmmc.engine import COMPILE_FROM_STEPS, COMPILE_FROM_UPDATES, FastMover
 from gmmc.errors import Diverged, InputError
+from gmmc.frozen import FrozenTrunk
 from gmmc.models import Classifier
 from gmmc.pixels import to_signed
 from gmmc.placement import Room
 from gmmc.randomness import derived_seed, generator
 from gmmc.runs import State
 from gmmc.sampling import SAMPLERS, BatchNoise, PlainMover, descend
-from gmmc.schedule import Moment, Plan
+from gmmc.schedule import FROZEN, Moment, Plan
 from gmmc.starts import GaussianStart
 from gmmc.updating import Updater
 
@@ -55,7 +56,10 @@ class Learner:
         self.capped = cfg.objective.shape == "cap"  # no push beyond the bound; a rollback may begin it
         self.lines = 0  # of metrics, so that a resumed run can tell when some are missing
         self.start = start and warm_start.told(start)
-        self.seconds = start.trained.get("seconds", 0.0) if start else 0.0  # also those that it took
+        self.transferred = start is not None and warm_start.is_transfer(start, data)
+        self.seconds = 0.0
+        if start and not self.transferred:
+            self.seconds = start.trained.get("seconds", 0.0)  # also those that it took
         self._clock = time.monotonic()
 
         self.room = Room(self.device, cfg.train.memory)
@@ -63,11 +67,14 @@ class Learner:
         self.labels = data.train.labels.to(self.device)
         self.model = self._new_model(start)
         self.average = Average(self.model, cfg.train.ema) if cfg.train.ema else None
-        self.updater = Updater(self.model, cfg, fabric, self._engine(self.plan.total, COMPILE_FROM_UPDATES))
+        updates = self.plan.total - self.plan.frozen
+        self.updater = Updater(self.model, cfg, fabric, self._engine(updates, COMPILE_FROM_UPDATES))
         self.updater.begin(self.plan.at(0).phase)
         self.mover = self._new_mover() if cfg.samples else None
         self.meter = health.Meter(self.device)
         self.buffer = self._new_buffer() if cfg.samples else None
+        self.on_features: Callable[[int, int], object] = lambda done, total: None
+        self._trunk: FrozenTrunk | None = None  # while it is frozen
 
     def _new_model(self, start: Classifier | None) -> Classifier:
         cfg, data = self.cfg, self.data
@@ -123,7 +130,8 @@ class Learner:
         if now.beta > 0:
             drawn = self._draw(real[1])
             sampled = self.move(drawn, self.pace["alpha"]), drawn.labels
-        outcome, norm = self.updater(real, contrast, sampled, beta)
+        last = self.trunk.last if now.phase_name == FROZEN else None
+        outcome, norm = self.updater(real, contrast, sampled, beta, last)
         if drawn is not None and sampled is not None and outcome.sampled is not None:
             assert self.buffer is not None
             self.buffer.put(drawn, sampled[0], outcome.sampled)
@@ -162,15 +170,26 @@ class Learner:
         first = (self.step % self.plan.steps_per_epoch) * self.batch_size
         index = order[first : first + self.batch_size]
         mine = slice(self.fabric.global_rank * self.share, (self.fabric.global_rank + 1) * self.share)
-        clean = to_signed(self.images.take(index))
+        labels = self.labels[index.to(self.device, non_blocking=True)]
         source = generator(self.seed, "augment", self.step, device=self.device)
+        if now.phase_name == FROZEN:
+            return (self.trunk.take(index, source)[mine], labels[mine]), None
+        self._trunk = None  # its features were those of weights that now change
+        clean = to_signed(self.images.take(index))
         x = augment(clean, now.phase, source)[mine]
         contrast = None
         if now.beta > 0 and self.cfg.objective.name != "gmmc":
             source = generator(self.seed, "contrast", self.step, device=self.device)
             contrast = augment(clean, self.cfg.contrast, source)[mine][: self.chains]
-        labels = self.labels[index.to(self.device, non_blocking=True)]
         return (x, labels[mine]), contrast
+
+    @property
+    def trunk(self) -> FrozenTrunk:
+        """The network before its last layer, with the features that it has of the images."""
+        if self._trunk is None:
+            frozen = self.cfg.frozen
+            self._trunk = FrozenTrunk(self.model, self.images, frozen, self.seed, self.on_features)
+        return self._trunk
 
     def _draw(self, real_labels: Tensor) -> Drawn:
         assert self.buffer is not None
@@ -233,7 +252,10 @@ class Learner:
                 head.gamma2.fill_(gamma2)
 
     def validate(self) -> float:
-        predicted = self.best_model.predict(self.data.valid.images).cpu()
+        if self._trunk:
+            predicted = self._trunk.predict(self.best_model, self.data.valid.images).cpu()
+        else:
+            predicted = self.best_model.predict(self.data.valid.images).cpu()
         return (predicted == self.data.valid.labels).float().mean().item()
 
     def over_processes(self, tensor: Tensor) -> Tensor:
@@ -244,12 +266,16 @@ class Learner:
 
     # --- the end ---
 
-    def finish(self) -> Classifier:
-        """The model, with γ² over the whole training set, and what it needs to abstain."""
+    def finish(self, on_progress: Callable[[int], object] = lambda done: None) -> Classifier:
+        """Return the model, with γ² over the whole training set, and what it needs to abstain.
+
+        `on_progress` is called with the number of images done, of all training images and twice the
+        validation images.
+        """
         model = self.best_model.eval()
         model.load_state_dict(runs.stored_weights(model))  # all that follows is of these
         if model.head.means is not None:
-            model.head.gamma2.fill_(self.estimate_gamma2(model))
+            model.head.gamma2.fill_(self.estimate_gamma2(model, on_progress))
         # Its own chains are to move as those it was trained with.
         sampler = dataclasses.replace(self.cfg.sampler, alpha=self.cfg.sampler.alpha * self.pace["alpha"])
         model.cfg = dataclasses.replace(self.cfg, sampler=sampler)
@@ -267,20 +293,27 @@ class Learner:
         }
         if self.start:
             model.trained["start"] = self.start
+
+        def after_training(done: int) -> None:
+            on_progress(len(self.data.train) + done)
+
         if len(self.data.valid):
             with contextlib.suppress(InputError):  # features that float16 cannot hold: no score by neighbours
                 model.keep_neighbours(self.data.train.images, self.data.train.labels)
             with contextlib.suppress(InputError):  # of a training that diverged, energies may not be finite
-                model.calibrate(self.data.valid.images, self.data.valid.labels)
+                model.calibrate(self.data.valid.images, self.data.valid.labels, on_progress=after_training)
         return model
 
     @torch.no_grad()
-    def estimate_gamma2(self, model: Classifier) -> float:
+    def estimate_gamma2(
+        self, model: Classifier, on_progress: Callable[[int], object] = lambda done: None
+    ) -> float:
         """γ² over the training images, as they are (section 3.1)."""
-        energies = [
-            model.head.unit_energy(model.backbone(to_signed(x.to(self.device))), y)
-            for x, y in zip(self.images.tensor.split(256), self.labels.split(256), strict=True)
-        ]
+        energies, done = [], 0
+        for x, y in zip(self.images.tensor.split(256), self.labels.split(256), strict=True):
+            energies.append(model.head.unit_energy(model.backbone(to_signed(x.to(self.device))), y))
+            done += len(y)
+            on_progress(done)
         gamma2 = core.estimate_gamma2(torch.cat(energies), model.dim)
         if not 0 < gamma2 < math.inf:
             raise Diverged(f"gamma2 must be positive and finite, got {gamma2}")
@@ -329,13 +362,14 @@ class Learner:
 
     def restore(self, state: State) -> None:
         """Take over a state; with another number of processes the buffer is dealt out anew."""
-        if state.info["processes"] == self.fabric.world_size:
+        if state.info["processes"] == self.fabric.world_size and not self.cfg.train.threads:
             torch.set_num_threads(state.info["threads"])  # the bits of a CPU run depend on it
         self.step = state.step
         self.pace = {name: float(state.info["pace"][name]) for name in self.pace}
         self.rollbacks = int(state.info["rollbacks"])
         self.capped, self.start = state.info["capped"], state.info.get("start")
         self.model.load_state_dict(state.part("model"))
+        self._trunk = None
         if self.average:
             self.average.model.load_state_dict(state.part("average"))
         phase = self.plan.at(max(0, self.step - 1)).phase

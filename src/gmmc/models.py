@@ -1,7 +1,9 @@
 """A classifier is images → logits: a backbone, a head, and where its chains start."""
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,13 +31,46 @@ from gmmc.scores import (
     logits_at,
 )
 from gmmc.starts import GaussianStart, UniformStart
+from gmmc.text import shortened
 
 # Chains run in padded blocks of a fixed size, so that an image is the same to the last bit whether it is
 # drawn alone or among a thousand; a GPU wants larger blocks than a CPU.
 BLOCK = {"cpu": 32, "cuda": 256}
 
+OnProgress = Callable[[float], object]  # of the number of images done
+OnStep = Callable[[int, Tensor], object]  # of the number of steps done, and the chains
 
-class Classifier(nn.Module):
+
+class Predictor(nn.Module):
+    """Logits as `forward` returns them, and the posterior and class that follow from them."""
+
+    shape: Shape
+    class_names: tuple[str, ...]
+
+    def logits(self, images) -> Tensor:
+        """Logits of any number of images at `gamma2`: arrays or tensors, uint8 or [0, 1]."""
+        found = batched(self, self, as_batch(images, self.shape))
+        check_finite(found.logsumexp(-1))  # a class may have −∞: its prior may be zero
+        return found
+
+    def predict_log_proba(self, images) -> Tensor:
+        """log p(y|x)  (Eq. 11), calibrated as `predict_proba` is."""
+        return core.log_posterior(self.logits(images))
+
+    def predict_proba(self, images) -> Tensor:
+        """p(y|x)  (Eq. 11) at `gamma2`, calibrated on validation images if the model has seen any.
+
+        With the paper's γ², most probabilities are exactly 1: `model.at("paper").predict_proba(images)`.
+        From files: `model.predict_proba(gmmc.read_images(["photo.jpg"], model))`.
+        """
+        return self.predict_log_proba(images).exp()
+
+    def predict(self, images) -> Tensor:
+        """The most probable class, as an index into `class_names`."""
+        return self.logits(images).argmax(-1)
+
+
+class Classifier(Predictor):
     """φ and a head. Takes images as uint8 or [0, 1]; what it gives back follows from the logits alone."""
 
     def __init__(self, cfg: Config, shape: Shape, class_names: Sequence[str], priors: Tensor | None = None):
@@ -45,6 +80,7 @@ class Classifier(nn.Module):
         self.reference: Reference | None = None  # scores of validation images, for `answer`
         self.neighbours: Neighbours | None = None  # features of training images, for one of these scores
         self.shape = shape
+        self.resizes = cfg.data.size > 0  # whether `read_images` crops and resizes unless asked not to
         self.class_names = check_class_names(tuple(class_names), "class_names")
         classes = len(self.class_names)
         self.backbone = build_backbone(cfg.model, shape)
@@ -58,9 +94,15 @@ class Classifier(nn.Module):
     def device(self) -> torch.device:
         return self.head.gamma2.device
 
+    @property
+    def gamma2(self) -> float:
+        """Temperature of logits and probabilities: fitted on validation images, else the paper's estimate."""
+        return self.reference.gamma2 if self.reference else self.head.gamma2.item()
+
     def forward(self, images: Tensor) -> Tensor:
-        """Images in [0, 1] → logits, differentiable: what attacks and other tools call."""
-        return self.head(self.features(images))
+        """Images in [0, 1] → logits at `gamma2`, differentiable: what attacks and other tools call."""
+        gamma2 = self.reference.gamma2 if self.reference else self.head.gamma2  # never waits for a GPU
+        return self.head.logits_at(self.features(images), gamma2)
 
     def features(self, images: Tensor) -> Tensor:
         """φ of images in [0, 1], differentiable; in the precision of the weights."""
@@ -68,38 +110,21 @@ class Classifier(nn.Module):
 
     # --- asking ---
 
-    def logits(self, images) -> Tensor:
-        """Logits of any number of images: arrays or tensors, uint8 or [0, 1]."""
-        found = batched(self, self, as_batch(images, self.shape))
-        check_finite(found.logsumexp(-1))  # a class may have −∞: its prior may be zero
-        return found
-
-    def predict_log_proba(self, images) -> Tensor:
-        """log p(y|x)  (Eq. 11)."""
-        return core.log_posterior(self.logits(images))
-
-    def predict_proba(self, images) -> Tensor:
-        """p(y|x)  (Eq. 11)."""
-        return self.predict_log_proba(images).exp()
-
-    def predict(self, images) -> Tensor:
-        """The most probable class, as an index into `class_names`."""
-        return self.logits(images).argmax(-1)
-
     def energy(self, images, labels) -> Tensor:
-        """E(x, y) = ‖φ(x) − μ_y‖²/2γ²  (Eq. 4), at the stored γ²; `log_density` is at γ = 1."""
-        logits = self.logits(images)
+        """E(x, y) = ½‖φ(x) − μ_y‖² − log(C·π_y)  (Eq. 4), at γ = 1 as training and sampling define it."""
+        logits = self._unit_logits(images)
         return core.energy(logits, self.label_tensor(labels, len(logits)).to(self.device))
 
     def log_density(self, images) -> Tensor:
-        """log p(x) up to the constant −log Z, at γ = 1 as training and sampling define it."""
+        """log p(x) = log Σ_y exp(−E(x, y)) up to the constant −log Z, at γ = 1."""
+        return core.log_density(self._unit_logits(images))
 
-        def density(x: Tensor) -> Tensor:
-            return core.log_density(self.head.logits_at(self.features(x), 1.0))
-
-        found = batched(self, density, as_batch(images, self.shape))
-        check_finite(found)
-        return found
+    def _unit_logits(self, images) -> Tensor:
+        """Logits at γ = 1."""
+        batch = as_batch(images, self.shape)
+        logits = batched(self, lambda x: self.head.logits_at(self.features(x), 1.0), batch)
+        check_finite(core.log_density(logits))
+        return logits
 
     def tempered(self) -> Tempered:
         """This model with γ² left open."""
@@ -114,7 +139,8 @@ class Classifier(nn.Module):
             exact = means.detach().double()
             split = functools.partial(core.split_energies, means=exact, basis=core.span_basis(exact))
         distance = self.neighbours.distance if self.neighbours else None
-        return Tempered(self, self.features, energies_of, self.head.logits_of, paper, split, distance)
+        fitted = self.reference.gamma2 if self.reference else None
+        return Tempered(self, self.features, energies_of, self.head.logits_of, paper, fitted, split, distance)
 
     def keep_neighbours(self, images, labels) -> None:
         """Keep features of training images, for the score `neighbours`; `calibrate` then fits its threshold.
@@ -163,7 +189,8 @@ class Classifier(nn.Module):
         """Class and confidence at the fitted γ², and whether the image looks like those of the training.
 
         An image is accepted when its score is at least that which the share `tpr` of the validation images
-        reach; score and tpr are those of the recipe's [abstain] unless given.
+        reach; score and tpr are those of the recipe's [abstain] unless given. `gmmc.read_images` reads files
+        and PIL images: `model.answer(gmmc.read_images(["photo.jpg"], model)).names`.
         """
         reference = self._checked_reference()
         score = self._resolved(self.cfg.abstain.score if score is None else score)
@@ -183,15 +210,25 @@ class Classifier(nn.Module):
         names = [self.class_names[y] for y in labels]
         return Answer(labels, names, confidence, score, values, threshold, percentile, values >= threshold)
 
-    def calibrated(self) -> "Calibrated":
-        """The same weights with logits at the fitted γ²: for tools that take a module and know no γ²."""
-        return self.at(self._checked_reference().gamma2)
+    def at(self, gamma2: float | str) -> "FixedTemperature":
+        """Return the same weights with logits at another γ², as a module for other tools.
 
-    def at(self, gamma2: float) -> "Calibrated":
-        """The same weights with logits at another γ²: at 1, their logsumexp is log p(x)."""
-        if not gamma2 > 0:
-            raise InputError(f"gamma2 must be above 0, got {gamma2}")
-        return Calibrated(self, gamma2)
+        `gamma2`: a number above 0; "paper", the estimate of the paper's formula; "unit", γ = 1, where the
+        logsumexp of the logits is log p(x); "fitted", the one fitted on validation images.
+        """
+        if isinstance(gamma2, str):
+            gamma2 = self._named_gamma2(gamma2)
+        return FixedTemperature(self, _checked_gamma2(gamma2))
+
+    def _named_gamma2(self, name: str) -> float:
+        if name == "fitted":
+            return self._checked_reference().gamma2
+        if name == "paper" and self.head.means is None:
+            raise InputError("gamma2 of a softmax head cannot be 'paper': the formula needs class means")
+        named = {"paper": self.head.gamma2.item(), "unit": 1.0}
+        if name not in named:
+            raise InputError(f"gamma2 must be a number, 'fitted', 'unit' or 'paper', got {shortened(name)}")
+        return named[name]
 
     def _checked_reference(self) -> Reference:
         if self.reference is None:
@@ -205,8 +242,19 @@ class Classifier(nn.Module):
 
     @property
     def can_sample(self) -> bool:
-        """Without means there must be a sampler that needs none."""
-        return self.head.means is not None or self.cfg.sampler.name.startswith("sgld")
+        """Whether training drew samples; chains of a model trained without any end in noise."""
+        return self.cfg.samples
+
+    def check_can_sample(self) -> None:
+        """Refuse a model that was trained without samples."""
+        if self.can_sample:
+            return
+        sampler = "" if self.head.means is not None else " and sampler.name=sgld, since it has no class means"
+        raise InputError(
+            f"cannot draw: this model was trained without samples (train.beta={self.cfg.train.beta:g}, "
+            f"generative.epochs={self.cfg.generative.epochs}); train one with both above 0{sampler}, "
+            "as the recipe digits does"
+        )
 
     @torch.inference_mode(False)  # whatever mode the caller is in, the images are for any use
     def sample(
@@ -216,11 +264,12 @@ class Classifier(nn.Module):
         seed: int = 0,
         *,
         steps: int | None = None,
-        on_progress: Callable[[int], None] | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Tensor:
         """n fresh chains → images in [0, 1]. Image i is the one of seed + i, whatever n is.
 
-        Without labels, y′ is drawn from the priors, see `sample_labels`.
+        Without labels, y′ is drawn from the priors, see `sample_labels`. `on_progress` is called after every
+        step with the number of images done, a fraction within a block of chains.
         """
         n, seed = int(n), int(seed)
         if n < 0:
@@ -229,7 +278,7 @@ class Classifier(nn.Module):
             raise InputError(f"seed must be at least 0, got {seed}")
         y = self.sample_labels(n, seed) if labels is None else self.label_tensor(labels, n)
         images, done = [torch.empty(0, *self.shape, device=self.device)], 0
-        for block in self.sample_blocks(y, seed, steps=steps):
+        for block in self.sample_blocks(y, seed, steps=steps, on_progress=on_progress):
             images.append(block)
             done += len(block)
             if on_progress:
@@ -237,27 +286,38 @@ class Classifier(nn.Module):
         return torch.cat(images)
 
     def sample_blocks(
-        self, labels: Sequence[int] | Tensor, seed: int = 0, *, steps: int | None = None
+        self,
+        labels: Sequence[int] | Tensor,
+        seed: int = 0,
+        *,
+        steps: int | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Iterator[Tensor]:
-        """The images of `sample(len(labels), labels, seed)`, block by block as they are finished."""
+        """The images of `sample(len(labels), labels, seed)`, block by block as they are finished.
+
+        `on_progress` is called within each block, after every step but the last, with the images done so far.
+        A finished block is the caller's to report, once its images are kept.
+        """
+        self.check_can_sample()
         y = self.label_tensor(labels, len(labels))
         if seed < 0:
             raise InputError(f"seed must be at least 0, got {seed}")
         steps = self.cfg.sample.steps if steps is None else steps
         if steps < 1:
             raise InputError(f"steps must be at least 1, got {steps}")
-        if not self.can_sample:
-            raise InputError("a softmax classifier trained without samples cannot draw: it has no means")
-        return self._finished_blocks(y, seed, steps)
+        return self._finished_blocks(y, seed, steps, on_progress)
 
     # The sampler needs gradients, whatever mode the caller is in. On a generator these hold while it works,
     # and not between blocks.
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def _finished_blocks(self, labels: Tensor, seed: int, steps: int) -> Iterator[Tensor]:
+    def _finished_blocks(
+        self, labels: Tensor, seed: int, steps: int, on_progress: OnProgress | None
+    ) -> Iterator[Tensor]:
         move = self._mover()
         for first, count, padded in self._blocks(labels):
-            images = self._chains(move, padded, seed + first, steps)[:count]
+            on_step = on_progress and _within_block(on_progress, first, count, steps)
+            images = self._chains(move, padded, seed + first, steps, on_step)[:count]
             check_finite(images)
             yield images
 
@@ -268,18 +328,29 @@ class Classifier(nn.Module):
 
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def film(self, labels: Sequence[int] | Tensor, seed: int = 0, *, frames: Sequence[int]) -> Tensor:
+    def film(
+        self,
+        labels: Sequence[int] | Tensor,
+        seed: int = 0,
+        *,
+        frames: Sequence[int],
+        on_progress: OnProgress | None = None,
+    ) -> Tensor:
         """The chains of `sample(len(labels), labels, seed)` after these numbers of steps: (frames, n, …)."""
+        self.check_can_sample()
         if not frames or min(frames) < 0:
             raise InputError(f"frames must be numbers of steps, at least 0, got {list(frames)}")
         parts = []
         move = self._mover()
         for first, count, padded in self._blocks(self.label_tensor(labels, len(labels))):
             seen: dict[int, Tensor] = {}
+            report = on_progress and _within_block(on_progress, first, count, max(frames))
 
-            def keep(step: int, x: Tensor, seen: dict[int, Tensor] = seen) -> None:
+            def keep(step: int, x: Tensor, seen: dict[int, Tensor] = seen, report=report) -> None:
                 if step in frames:
                     seen[step] = to_unit(x.clamp(*BOX))
+                if report:
+                    report(step, x)
 
             self._chains(move, padded, seed + first, max(frames), keep)
             parts.append(torch.stack([seen[step] for step in frames])[:, :count])
@@ -315,7 +386,7 @@ class Classifier(nn.Module):
         labels: Tensor,
         first_seed: int,
         steps: int,
-        on_step: Callable[[int, Tensor], None] | None = None,
+        on_step: OnStep | None = None,
     ) -> Tensor:
         labels = labels.to(self.device)
         noise = SeededNoise(range(first_seed, first_seed + len(labels)), self.device)
@@ -351,23 +422,64 @@ class Classifier(nn.Module):
         return y.long()
 
 
-class Calibrated(nn.Module):
-    """Images in [0, 1] → logits at another γ² than the stored one, whose posteriors are mostly exactly 1.
+def _within_block(on_progress: OnProgress, first: int, count: int, steps: int) -> OnStep:
+    """Report images done after each step of a block but the last.
 
-    A softmax of exactly 1 has no gradient to attack by and ranks no images.
+    It reads no chain, so that nothing waits for a GPU.
     """
+
+    def on_step(step: int, x: Tensor) -> None:
+        if step < steps:
+            on_progress(first + count * step / steps)
+
+    return on_step
+
+
+def _checked_gamma2(gamma2: Any) -> float:
+    """Return a number, also of numpy or torch, as Python's; refuse anything else."""
+    try:
+        number = math.nan if isinstance(gamma2, bool) else float(gamma2)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise InputError(f"gamma2 must be a finite number above 0 or a name, got {shortened(gamma2)}")
+    return number
+
+
+@dataclass(frozen=True)
+class FixedTempered(Tempered):
+    """A network with logits at a γ² of choice."""
+
+    given: float = 1.0
+
+    @property
+    def gamma2(self) -> float:
+        return self.given
+
+
+class FixedTemperature(Predictor):
+    """Images in [0, 1] → logits of a model at a γ² of choice."""
 
     gamma2: Tensor
 
     def __init__(self, model: Classifier, gamma2: float):
         super().__init__()
-        self.model = model
+        self.model, self.given = model, gamma2
+        self.shape, self.class_names = model.shape, model.class_names
         # A buffer: the same weights at another γ² are another network, also to who hashes its state.
         self.register_buffer("gamma2", torch.tensor(gamma2, device=model.device))
         self.training = model.training
 
     def forward(self, images: Tensor) -> Tensor:
         return self.model.head.logits_at(self.model.features(images), self.gamma2)
+
+    def at(self, gamma2: float | str) -> "FixedTemperature":
+        """Return the same weights with logits at another γ²."""
+        return self.model.at(gamma2)
+
+    def tempered(self) -> Tempered:
+        """The model with γ² left open, and the γ² of choice as the one in use."""
+        return FixedTempered(**{**vars(self.model.tempered()), "module": self, "given": self.given})
 
 
 def pick_device(name: str) -> torch.device:

@@ -1,6 +1,7 @@
 """Open pictures of others: of a known format, of bounded size, and no more than their headers."""
 
 import contextlib
+import ctypes
 import io
 import math
 import warnings
@@ -18,6 +19,7 @@ from gmmc.text import printable
 
 # Those of data.folder.SUFFIXES. Pillow has more, and starts Ghostscript for one of them.
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000")
+Source = Path | bytes | Image.Image  # a file, its bytes, or a picture that the caller opened
 TIFF_TILE = (322, 323)  # the tags TileWidth and TileLength
 
 
@@ -27,17 +29,33 @@ def pillow_rules() -> Iterator[None]:
 
     The filters belong to the whole process, so this is entered once and not in each thread.
     """
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _silent_libtiff():
         warnings.filterwarnings("ignore", category=UserWarning, module="PIL")
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         yield
 
 
 @contextlib.contextmanager
-def opened(source: Path | bytes, where: str) -> Iterator[Image.Image]:
+def _silent_libtiff() -> Iterator[None]:
+    """Let libtiff print no errors of its own: Pillow raises them, and a refusal is one line."""
+    try:
+        set_handler = ctypes.CDLL(Image.core.__file__).TIFFSetErrorHandler
+    except (OSError, AttributeError):  # a Pillow that hides its libtiff, or has none
+        yield
+        return
+    set_handler.argtypes, set_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
+    before = set_handler(None)
+    try:
+        yield
+    finally:
+        set_handler(before)
+
+
+@contextlib.contextmanager
+def opened(source: Source, where: str) -> Iterator[Image.Image]:
     """A picture of bounded size, of which only the header is decoded. Errors in the block name `where`."""
     try:
-        with _file(source) as file, Image.open(file, formats=FORMATS) as image:
+        with _picture(source) as image:
             if decoded_pixels(image) > PICTURE_PIXELS:
                 bound = f"{PICTURE_PIXELS:,} pixels (limits.PICTURE_PIXELS)"
                 got = f"{decoded_pixels(image):,}, at {image.width}×{image.height}"
@@ -46,7 +64,7 @@ def opened(source: Path | bytes, where: str) -> Iterator[Image.Image]:
     except InputError:
         raise
     except FileNotFoundError:
-        raise InputError(f"no image file {where!r}") from None
+        raise InputError(f"no image file {where!r}: it does not exist") from None
     except UnidentifiedImageError:
         raise InputError(
             f"cannot read {where} as an image: its format is none of {', '.join(FORMATS)}"
@@ -57,6 +75,15 @@ def opened(source: Path | bytes, where: str) -> Iterator[Image.Image]:
     except Exception as error:  # from damaged bytes the decoders raise almost anything
         reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"cannot read {where} as an image: {printable(reason)}") from None
+
+
+@contextlib.contextmanager
+def _picture(source: Source) -> Iterator[Image.Image]:
+    if isinstance(source, Image.Image):
+        yield source  # the caller's, who also closes it
+        return
+    with _file(source) as file, Image.open(file, formats=FORMATS) as image:
+        yield image
 
 
 @contextlib.contextmanager

@@ -5,13 +5,55 @@ from typing import Annotated
 
 import typer
 
-from gmmc import pretrained
+from gmmc import pretrained, progress
+from gmmc.records import CONFIG
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Shipped models and run folders in runs/, for a shell; it completes other paths itself."""
+    places = sorted(str(file.parent) for file in Path("runs").glob(f"*/{CONFIG}"))
+    return [name for name in [*pretrained.names(), *places] if name.startswith(incomplete)]
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Shipped recipes, for a shell; it completes other paths itself."""
+    from gmmc.config import shipped_recipes
+
+    return [name for name in shipped_recipes() if name.startswith(incomplete)]
+
 
 OR_SHIPPED = pretrained.listed(", or a model that ships with gmmc")
 Run = Annotated[
-    str, typer.Argument(metavar="RUN", help=f"A run folder or a model.safetensors file{OR_SHIPPED}.")
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help=f"A run folder or a model.safetensors file{OR_SHIPPED}.",
+        autocompletion=complete_run,
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        help="CPU threads; default: the recipe's train.threads, or if that is 0, one for a small network and "
+        "one per core for others.",
+        min=1,
+        max=1024,
+    ),
+]
+
+
+def show_no_progress(quiet: bool) -> bool:
+    progress.set_quiet(quiet)
+    return quiet
+
+
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", help="Show no progress. Results, warnings and errors stay.", callback=show_no_progress
+    ),
+]
 
 # Of `gmmc evaluate`.
 Ood = Annotated[
@@ -48,7 +90,7 @@ Generated = Annotated[
 Number = Annotated[int, typer.Option("--number", "-n", help="How many images.", min=1, max=10_000_000)]
 Label = Annotated[
     list[str] | None,
-    typer.Option(help="A class, by name; repeat for several. Default: drawn from the priors."),
+    typer.Option(help="A class, by name or index; repeat for several. Default: drawn from the priors."),
 ]
 Steps = Annotated[
     int | None, typer.Option(help="Sampler steps; default: the model's own.", min=1, max=1_000_000)

@@ -5,7 +5,7 @@ gmmc replaces only files that gmmc wrote, and knows them by a mark in their cont
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -53,6 +53,19 @@ def check_within(place: Path, folder: Path, name: str) -> None:
         rule = f"{name} must hold its files in itself, not behind links"
         got = f"{printable(str(place))}, which is {printable(str(actual))}"
         raise InputError(f"{rule}, got {got}; link to the whole folder instead")
+
+
+@contextlib.contextmanager
+def removed_on_failure(folder: Path) -> Iterator[None]:
+    """Remove the folders that the block made on the way to `folder`, if it fails and they are empty."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for place in missing:
+                place.rmdir()
+        raise
 
 
 def has_mark(path: Path, mark: bytes) -> bool:

@@ -62,7 +62,7 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def print_result(name: str, result: Any, folder: Path) -> None:
-    """Single values in lines; those that are named by their place in a table, of the last temperature."""
+    """Single values in lines; those that are named by their place in a table, of the first temperature."""
     print()
     print_line(name)
     for key, value in result.values.items():
@@ -109,9 +109,11 @@ def print_places(result: Any) -> None:
         print_cells({attack: attacks[attack] for attack in order}, list(threats))
     for (depth, _), places in tables.items():
         if depth == 2:
-            last = {row.rpartition("/")[0]: row for row in places}
-            places = {row: places[row] for row in last.values()}
-            print("  each score at its last temperature; the others are in results.json")
+            firsts: dict[str, str] = {}
+            for row in places:
+                firsts.setdefault(row.rpartition("/")[0], row)
+            places = {row: places[row] for row in firsts.values()}
+            print("  each score at its first temperature; the others are in results.json")
         print_cells(places)
 
 

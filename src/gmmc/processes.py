@@ -100,6 +100,18 @@ def _end_with(others: Sequence["subprocess.Popen[bytes]"]) -> None:
     end_at_once(f"process {rank} of this training {how}; {state}", 1)
 
 
+def disconnect() -> None:
+    """Leave the process group, before Python ends.
+
+    A thread of gloo may hold the last reference to a tensor: released after Python's end, it aborts this
+    process. Fabric leaves the group for NCCL only.
+    """
+    import torch.distributed
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 def world_size(cfg: TrainConfig) -> int:
     devices, nodes = _layout(cfg)
     return devices * nodes

@@ -10,18 +10,32 @@ from gmmc.text import printable
 PLAIN_EVERY = 5.0  # seconds between plain lines
 
 
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Show no progress from now on, or show it again; lines of `say` are not progress."""
+    global _quiet
+    _quiet = quiet
+
+
+def is_quiet() -> bool:
+    return _quiet
+
+
 class Progress:
     """`with Progress("training", total) as bar: bar.update(done, "real 3.1")`. `total`: any unit of work."""
 
     def __init__(self, title: str, total: float, *, silent: bool = False):
-        self.silent = silent
+        self.silent = silent  # also `say`: one of several processes, or a function in Python
+        self.hidden = silent or _quiet
         self.title = printable(title)
         self.total = total
         self._bar = None
         self._marks: deque[tuple[float, float]] = deque(maxlen=500)  # (time, done): the speed of late
 
     def __enter__(self) -> "Progress":
-        if sys.stderr.isatty() and not self.silent:
+        if sys.stderr.isatty() and not self.hidden:
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as RichProgress
@@ -34,7 +48,7 @@ class Progress:
                 ),
                 BarColumn(bar_width=10, table_column=Column(min_width=10)),
                 TextColumn("{task.fields[status]}", markup=False, table_column=status),
-                TextColumn("{task.fields[left]}", table_column=Column(min_width=9)),
+                TextColumn("{task.fields[left]}", table_column=Column(min_width=len("0:00:00 left"))),
             )
             self._bar = RichProgress(*columns, console=Console(stderr=True, highlight=False, emoji=False))
             self._bar.start()
@@ -43,7 +57,7 @@ class Progress:
         return self
 
     def update(self, done: float, status: str = "") -> None:
-        if self.silent:
+        if self.hidden:
             return
         now, status = time.monotonic(), printable(status)
         if self._marks and done < self._marks[-1][1]:
@@ -71,11 +85,18 @@ class Progress:
         if done >= self.total or done <= done_then:
             return ""
         seconds = round((self.total - done) * (now - start) / (done - done_then))
-        return f"{seconds // 60}:{seconds % 60:02d} left"
+        return f"{clock(seconds)} left"
 
     def __exit__(self, *_) -> None:
         if self._bar:
             self._bar.stop()
+
+
+def clock(seconds: int) -> str:
+    """h:mm:ss, or m:ss below an hour."""
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 def _print(line: str) -> None:

@@ -18,6 +18,7 @@ from gmmc.text import shortened
 
 CONFIG, METRICS, RESULTS, REPORT = "config.toml", "metrics.jsonl", "results.json", "report.html"
 MODEL = "model.safetensors"
+DESCRIPTION = "config.json"  # of a model in the layout of the Hugging Face Hub
 LAST_GOOD = "last-good.safetensors"  # the model of a training that the guard gave up
 METRIC_COUNTS = {"step", "to", "rollbacks"}  # keys of metrics.jsonl
 LOCK = ".lock"  # held by the process that trains

@@ -29,7 +29,7 @@ from gmmc.packing import Damaged, pack, unpack
 from gmmc.places import check_within, remove_parts
 from gmmc.progress import Progress
 from gmmc.ranks import is_leader
-from gmmc.records import CONFIG, LAST_GOOD, LOCK, METRICS, MODEL
+from gmmc.records import CONFIG, DESCRIPTION, LAST_GOOD, LOCK, METRICS, MODEL
 from gmmc.restoring import DENSITY_GAMMA2, NEIGHBOURS, REFERENCE, restore
 from gmmc.text import shortened
 
@@ -63,7 +63,7 @@ class RunFolder:
     @contextmanager
     def opened_for(self, cfg: Config) -> Iterator[None]:
         """Create the folder or check that it belongs to the same recipe; hold it against other trainings."""
-        if (self.path / CONFIG).exists():
+        if self.has_recipe:
             self._check_same(cfg)
         else:
             self._check_free()
@@ -110,16 +110,23 @@ class RunFolder:
                 raise InputError(f"--out {self.path} holds files but no {CONFIG}; name a new or empty folder")
 
     def _check_same(self, cfg: Config) -> None:
-        try:
-            old, _ = config.stored(config.read_toml(self.path / CONFIG))
-        except InputError as error:
-            raise InputError(f"{self.path / CONFIG} is damaged: {error}") from None
-        changed = config.differences(old, cfg)
+        changed = config.differences(self.recipe(), cfg)
         if changed:
             raise InputError(
                 f"{self.path} was made with another configuration ({'; '.join(changed)}); "
                 "give the old values to resume it, or another --out"
             )
+
+    def recipe(self) -> Config:
+        """Read config.toml; InputError names the file if it is damaged."""
+        try:
+            return config.stored(config.read_toml(self.path / CONFIG))[0]
+        except InputError as error:
+            raise InputError(f"{self.path / CONFIG} is damaged: {error}") from None
+
+    @property
+    def has_recipe(self) -> bool:
+        return (self.path / CONFIG).exists()
 
     @property
     def begun(self) -> bool:
@@ -137,21 +144,23 @@ class RunFolder:
         )
         path = self.path / RESUME / self._state_name(state.step, rank, digest)
         write_atomic(path, content)
+        if rank != 0:
+            barrier()
+            barrier()  # until rank 0 has written: without its file, the states before are still needed
         for other in self._state_files(rank):
             # Of one moment the last written counts; later moments are of a course that was rolled back.
             if other != path and _moment(other) >= _moment(path):
-                other.unlink()
+                other.unlink(missing_ok=True)
         if rank == 0:
-            self._forget_old_states()
-        else:
+            self._forget_old_states(state.info.get("good", []))
             barrier()
-        barrier()
 
-    def _forget_old_states(self) -> None:
-        kept = {_moment(path) for path in self._state_files(0)[:STATES_KEPT]}
+    def _forget_old_states(self, good: list[int]) -> None:
+        """Keep the newest states, and those that the guard may roll back to."""
+        kept = {_moment(path) for path in self._state_files(0)[:STATES_KEPT]} | {_named(s) for s in good}
         for path in sorted((self.path / RESUME).glob("step-*.safetensors")):
             if _moment(path) not in kept:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
     def load_state(self, rank: int = 0, processes: int = 1) -> tuple[State | None, list[str]]:
         """The newest state intact in all its files, and a line about each damaged one.
@@ -169,6 +178,18 @@ class RunFolder:
             lines = "; ".join([*complaints, f"no intact state is left in {self.path / RESUME}"])
             raise InputError(f"{lines}: delete {self.path} to train from the start")
         return None, []
+
+    def load_good(self, state: State, rank: int = 0, processes: int = 1) -> tuple[list[State], list[str]]:
+        """The good states before this one that were saved with it, and a line about each damaged one."""
+        files = {_moment(path): path for path in reversed(self._state_files(0))}
+        names = [_named(step) for step in state.info.get("good", []) if step < state.step]
+        states, complaints = [], []
+        for path in (files[name] for name in names if name in files):
+            try:
+                states.append(self._read_state(path, rank, processes))
+            except Damaged as error:
+                complaints.append(f"{error}; the guard cannot roll back to it")
+        return states, complaints
 
     def _read_state(self, path: Path, rank: int, processes: int) -> State:
         tensors, info = self._unpack_state(path)
@@ -197,7 +218,7 @@ class RunFolder:
             tensors, info, digest = unpack(path)
             if not _is_info(info):
                 raise Damaged(f"{path} is not the state of a training")
-            if f"-{digest[:16]}." not in path.name or _moment(path) != f"step-{info['step']:09d}":
+            if f"-{digest[:16]}." not in path.name or _moment(path) != _named(info["step"]):
                 raise Damaged(f"{path} was altered: its content does not match its name")
         except Damaged:
             path.rename(path.with_suffix(".damaged"))
@@ -206,7 +227,7 @@ class RunFolder:
 
     @staticmethod
     def _state_name(step: int, rank: int, digest: str) -> str:
-        return f"step-{step:09d}-rank-{rank}-{digest[:16]}.safetensors"
+        return f"{_named(step)}-rank-{rank}-{digest[:16]}.safetensors"
 
     def _state_files(self, rank: int) -> list[Path]:
         """Newest first."""
@@ -215,12 +236,13 @@ class RunFolder:
 
     # metrics
 
-    def append_metrics(self, line: dict[str, Any]) -> None:
-        """One line of JSON, which has no word for what is not a finite number: null."""
+    def append_metrics(self, line: dict[str, Any]) -> dict[str, Any]:
+        """Write a line of JSON, and return it as written: None stands for numbers that are not finite."""
         sound = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()}
         path = self.path / METRICS
         with naming(path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(sound, allow_nan=False) + "\n")
+        return sound
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a last line cut short by a kill is left out."""
@@ -239,9 +261,8 @@ class RunFolder:
 
     def replace_model(self, model: Classifier) -> None:
         """Store a model whose thresholds were fitted again, and flag what the former ones accepted."""
-        recipe, _ = config.stored(config.read_toml(self.path / CONFIG))
         # The recipe's own: a rollback may have lowered the model's sampler.alpha.
-        changed = config.to_toml(dataclasses.replace(recipe, abstain=model.cfg.abstain))
+        changed = config.to_toml(dataclasses.replace(self.recipe(), abstain=model.cfg.abstain))
         try:
             save_model(self.path / MODEL, model)
             self._write_config(changed.encode())
@@ -279,6 +300,10 @@ def _is_info(info: Any) -> bool:
     if not isinstance(info, dict) or "step" not in info:
         return False
     counts = [(info[name], most) for name, most in STATE_COUNTS.items() if name in info]
+    good = info.get("good", [])
+    if not isinstance(good, list) or len(good) > 2:
+        return False
+    counts += [(step, STATE_COUNTS["step"]) for step in good]
     return all(type(count) is int and 0 <= count <= most for count, most in counts)
 
 
@@ -289,9 +314,13 @@ def _flag_recalibrated(results: dict[str, Any]) -> dict[str, Any]:
     return results | {"ood": measured | {"flags": [*measured.get("flags", []), RECALIBRATED]}}
 
 
+def _named(step: int) -> str:
+    return f"step-{step:09d}"
+
+
 def _moment(path: Path) -> str:
     """'step-000000120' of the name of a state's file."""
-    return path.name[: len("step-000000000")]
+    return path.name[: len(_named(0))]
 
 
 def deal(shards: list[dict[str, Tensor]], rank: int, processes: int) -> dict[str, Tensor]:
@@ -362,6 +391,8 @@ def load(path: str | Path, device: str = "cpu") -> Classifier:
         model, notes = restore(tensors, info)
     except InputError as error:
         raise InputError(f"{file} is not a model of this version of gmmc ({error})") from None
+    if pretrained.is_shipped(file) or (file.parent / DESCRIPTION).is_file():
+        model.resizes = True  # who trained it is elsewhere, and so is what the images were like
     for note in notes:
         Progress("", 0, silent=not is_leader()).say(f"{file}: {note}")
     return model.to(place).eval()
@@ -377,7 +408,7 @@ def _restored_by(file: Path) -> str:
 def _no_model(path: Path) -> str:
     if not path.exists():
         shipped = pretrained.listed("; models that ship with gmmc")
-        return f"no run folder or model file {shortened(str(path), LONG_SHOWN)}{shipped}"
+        return f"no run folder or model file {shortened(str(path), LONG_SHOWN)}: it does not exist{shipped}"
     if (path / LAST_GOOD).is_file():
         return f"{path} diverged and has no finished model; its last good weights are {path / LAST_GOOD}"
     if records.is_training(path):

@@ -88,7 +88,7 @@ def descend(
     x: Tensor,
     *,
     steps: int,
-    on_step: Callable[[int, Tensor], None] | None = None,
+    on_step: Callable[[int, Tensor], object] | None = None,
 ) -> Tensor:
     """Eq. 8 and Eq. 10; with noise, Eq. 3. `on_step` is shown the chains after each step."""
     for t in range(steps):

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from gmmc.config import Config, PhaseConfig
 
+FROZEN = "frozen"
+FROZEN_WORK = 0.005  # of an update of all layers
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -21,8 +24,14 @@ class Plan:
     steps_per_epoch: int
 
     @property
+    def frozen(self) -> int:
+        """Updates of the last layer alone."""
+        return self.cfg.frozen.epochs * self.steps_per_epoch
+
+    @property
     def discriminative(self) -> int:
-        return self.cfg.discriminative.epochs * self.steps_per_epoch
+        """Updates before the generative phase."""
+        return self.frozen + self.cfg.discriminative.epochs * self.steps_per_epoch
 
     @property
     def total(self) -> int:
@@ -31,9 +40,12 @@ class Plan:
     def at(self, step: int) -> Moment:
         """The moment of update number `step`, counted from 0."""
         epoch = step // self.steps_per_epoch
+        if step < self.frozen:
+            phase = self.cfg.frozen
+            return Moment(epoch, phase, FROZEN, self._lr(phase, step), 0.0)
         if step < self.discriminative:
             phase = self.cfg.discriminative
-            return Moment(epoch, phase, "discriminative", self._lr(phase, step), 0.0)
+            return Moment(epoch, phase, "discriminative", self._lr(phase, step - self.frozen), 0.0)
         phase, step = self.cfg.generative, step - self.discriminative
         ramp = self.cfg.train.ramp
         beta = self.cfg.train.beta * (min(1.0, (step + 1) / ramp) if ramp else 1.0)
@@ -55,9 +67,10 @@ class Plan:
     def work(self, step: int) -> float:
         """Cost of the first `step` updates: passes forward and back, so that the time left is honest."""
         generative = max(0, step - self.discriminative)
+        frozen = min(step, self.frozen)
         # Of each chain there is an update on it, mostly one on a contrast image, and per sampler step forward
         # and back to the pixels: two thirds of an update, which also goes back to the weights.
         updates = 1 if self.cfg.objective.name == "gmmc" else 2
         chains = min(1.0, self.cfg.chains / self.cfg.train.batch_size) if self.cfg.samples else 0.0
         per_update = 1 + chains * (updates + 2 / 3 * self.cfg.sampler.steps)
-        return step - generative + per_update * generative
+        return FROZEN_WORK * frozen + (step - frozen - generative) + per_update * generative

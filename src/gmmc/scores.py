@@ -36,10 +36,16 @@ class Tempered:
     features: Callable[[Tensor], Tensor]  # images in [0, 1] → φ(x); of another network its logits
     energies_of: Callable[[Tensor], Tensor]  # features → unit energies of all classes
     logits: Callable[[Tensor, float], Tensor]  # unit energies and γ² → logits
-    paper: float | None  # the γ² that the paper's formula gives; None where there are no means
+    paper: float | None = None  # γ² by the paper's formula; None where there are no means
+    fitted: float | None = None  # γ² that the model was calibrated with
     # Features → unit energies inside the span of the means, and the class-free rest; None without means.
     split: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     distance: Callable[[Tensor], Tensor] | None = None  # features → distance to training features, if kept
+
+    @property
+    def gamma2(self) -> float:
+        """Temperature of the logits that the module returns."""
+        return self.fitted or self.paper or 1.0
 
     def energies(self, images: Tensor) -> Tensor:
         """Images in [0, 1] → unit energies of all classes."""
@@ -50,7 +56,7 @@ def tempered(module: nn.Module) -> Tempered:
     """One of ours says how its logits depend on γ²; those of another network are divided by it."""
     if hasattr(module, "tempered"):
         return module.tempered()  # pyright: ignore[reportCallIssue]
-    return Tempered(module, module, torch.neg, lambda energies, gamma2: -energies / gamma2, None)
+    return Tempered(module, module, torch.neg, lambda energies, gamma2: -energies / gamma2)
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 
+from gmmc import pretrained
 from gmmc.config import Config
+from gmmc.data import Dataset
 from gmmc.learner import Learner
 from gmmc.models import Classifier
 from gmmc.runs import State
@@ -13,7 +15,16 @@ FEW_UPDATES = 300  # fewer and a small folder of photos has hardly been looked a
 def beginning(learner: Learner) -> Iterator[str]:
     """What one may not expect of a training that begins."""
     cfg, total = learner.cfg, learner.plan.total
-    if learner.start:
+    if learner.transferred:
+        in_python = learner.data.name == Dataset.name  # where the start is an argument
+        unchecked = "; gmmc cannot check whether it has seen your test images"
+        yield (
+            f"beginning with the network of {cfg.train.start}, {cfg.model.backbone}, and a new last layer: "
+            f"{cfg.frozen.epochs} epochs of the last layer, {cfg.discriminative.epochs} of all layers"
+            + ("" if in_python else "; train.start= begins with random weights and the recipe's network")
+            + ("" if cfg.train.start in pretrained.names() else unchecked)
+        )
+    elif learner.start:
         more = cfg.discriminative.epochs
         rest = f"; {more} discriminative epochs follow, discriminative.epochs=0 leaves them out"
         yield f"beginning with the weights of {cfg.train.start}{rest if more else ''}"
@@ -60,6 +71,10 @@ def moved(state: State, learner: Learner) -> str:
         count = learner.fabric.world_size
         noun = "process" if count == 1 else "processes"
         parts.append(f", with {count} {noun} instead of {state.info['processes']}")
+    threads = learner.cfg.train.threads
+    before = state.info.get("threads", threads)
+    if threads not in (0, before):
+        parts.append(f", with {threads} {'thread' if threads == 1 else 'threads'} instead of {before}")
     return "".join(parts)
 
 

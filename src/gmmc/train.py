@@ -1,29 +1,31 @@
 """The training loop: update, log, guard, save; resume, finish, stop when asked."""
 
+import atexit
 import dataclasses
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from gmmc import data as data_sources
-from gmmc import health, rollback, runs, telling
+from gmmc import health, rollback, runs, telling, threads, warm_start
 from gmmc.checks import check
 from gmmc.config import Config
 from gmmc.data import Dataset
 from gmmc.errors import Diverged, InputError, Interrupted, is_lost_process, is_out_of_memory
+from gmmc.event_files import EventFiles, check_installed, check_place
 from gmmc.learner import Learner
 from gmmc.models import Classifier
 from gmmc.packing import Damaged, unpack
 from gmmc.printing import print_line
-from gmmc.processes import build_fabric, start_others, world_size
-from gmmc.progress import Progress
+from gmmc.processes import build_fabric, disconnect, start_others, world_size
+from gmmc.progress import Progress, is_quiet
 from gmmc.ranks import is_leader
 from gmmc.rollback import roll_back
 from gmmc.runs import RunFolder, State
@@ -34,6 +36,11 @@ from gmmc.watching import Watch
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+SAVING_SHARE = 0.02  # of the time of a training, at most; with a large buffer a state takes seconds
+LONGEST_INTERVAL = 10  # times train.checkpoint_seconds, however long saving takes
+
+OnMetrics = Callable[[dict[str, Any]], object]
+
 
 def train(
     cfg: Config,
@@ -42,28 +49,43 @@ def train(
     *,
     start: Classifier | None = None,
     features: str | None = None,
+    on_metrics: OnMetrics | None = None,
     silent: bool = False,
+    changed: Iterable[str] = (),
 ) -> Classifier:
     """Train in the folder `out`, going on where an earlier call with the same configuration stopped.
 
     `start`: a model in memory to begin with, in place of `train.start` or random weights.
     `features`: network for the FID of `train.fid_every`, in place of `evaluate.features`; may be a file.
+    `on_metrics`: called with each line of metrics.jsonl as it is written, a dictionary. An exception that it
+    raises stops the training; the last checkpoint is intact, and the same call resumes from it.
+    `changed`: keys of settings to refuse, such as "discriminative.epochs", if the start leaves them unused.
     """
     if data is None:
         cfg = dataclasses.replace(cfg, data=data_sources.located(cfg.data))
         data = data_sources.load(cfg.data, cfg.train.seed)
     elif data.name not in data_sources.SOURCES:  # not to be taken for the recipe's own data
         cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, name=data.name))
-    check(cfg, data, world_size(cfg.train))
-    fabric = build_fabric(cfg.train)
-    folder = RunFolder(out)
+    if cfg.train.log == "tensorboard":
+        check_installed()
+        check_place(Path(out))
+    if on_metrics is not None and not callable(on_metrics):
+        raise InputError(f"on_metrics must be a function of a dictionary, got {shortened(on_metrics)}")
+    folder, note, asked = RunFolder(out), "", cfg
     if start is not None:
         check_fit(start, cfg, data)
-    elif not folder.begun:
-        start = load_start(cfg, data)
+        cfg = warm_start.without_transfer(cfg)
+    elif folder.begun and folder.has_recipe:
+        cfg = warm_start.resumed(cfg, folder.recipe())
+    else:
+        cfg, start, note = warm_start.begin(cfg, data)
+    warm_start.check_used(asked, cfg, changed)
+    check(cfg, data, world_size(cfg.train))
+    fabric = build_fabric(cfg.train)
     watched = cfg.train.fid_every and cfg.samples and is_leader()
     watch = Watch(cfg, data, fabric.device, features) if watched else None
-    with folder.opened_for(cfg) if is_leader() else nullcontext():
+    count = threads.choose(cfg, data.shape, fabric.device)
+    with folder.opened_for(cfg) if is_leader() else nullcontext(), threads.using(count):
         finished = load_finished(folder, data, fabric.device)
         if finished:
             if finished.cfg.abstain != cfg.abstain and is_leader():
@@ -75,19 +97,25 @@ def train(
         # What can be refused is refused while there is one of us.
         loaded = load_state(folder, data, fabric) if is_leader() else None
         launch(fabric)
-        if cfg.train.threads:
-            torch.set_num_threads(cfg.train.threads)
         state = loaded or load_state(folder, data, fabric)  # the leader's look came first: all find the same
         if state[0] is None and start is None:  # what there was to go on with was of no use
             start = load_start(cfg, data)
         learner = Learner(cfg, data, fabric, start)
         del start  # it would take up memory for the whole training
         total = learner.plan.work(learner.plan.total)
-        with Progress("training", total, silent=silent or not is_leader()) as bar, interruptible() as stop:
-            Loop(learner, folder, bar, stop, watch).run(state)
-        model = learner.finish()
-        if is_leader():
-            runs.save_model(folder.path / runs.MODEL, model)
+        with (
+            listening(cfg, folder, on_metrics) as listeners,
+            Progress("training", total, silent=silent or not is_leader()) as bar,
+            interruptible() as stop,
+        ):
+            if note:
+                bar.say(note)
+            Loop(learner, folder, bar, stop, watch, listeners).run(state)
+        work = len(data.train) + 2 * len(data.valid) + 1  # the last one: storing the model
+        with Progress("calibrating", work, silent=silent or not is_leader()) as bar:
+            model = learner.finish(bar.update)
+            if is_leader():
+                runs.save_model(folder.path / runs.MODEL, model)
         fabric.barrier()
     return model
 
@@ -97,12 +125,13 @@ def launch(fabric: "Fabric") -> None:
     if fabric.world_size == 1:
         fabric.launch()
         return
-    if is_leader():
+    if is_leader() and not is_quiet():
         print(f"waiting for {fabric.world_size} processes to connect", file=sys.stderr)
     # The wait is not Python's: only the system can interrupt it.
     with signals({signal.SIGINT: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL}):
         start_others(fabric)
         fabric.launch()
+    atexit.register(disconnect)
 
 
 def load_state(folder: RunFolder, data: Dataset, fabric: "Fabric") -> tuple[State | None, list[str]]:
@@ -115,6 +144,17 @@ def load_state(folder: RunFolder, data: Dataset, fabric: "Fabric") -> tuple[Stat
     return state, complaints
 
 
+@contextmanager
+def listening(cfg: Config, folder: RunFolder, on_metrics: OnMetrics | None) -> Iterator[list[OnMetrics]]:
+    """Functions to call with each line of metrics.jsonl."""
+    listeners = [on_metrics] if on_metrics else []
+    if cfg.train.log != "tensorboard" or not is_leader():
+        yield listeners
+        return
+    with closing(EventFiles(folder.path)) as files:
+        yield [files, *listeners]
+
+
 class Loop:
     """Updates, one after the other, with all that must happen between them: log, guard, save, stop."""
 
@@ -125,9 +165,12 @@ class Loop:
         bar: Progress,
         stop: threading.Event,
         watch: Watch | None = None,
+        listeners: Sequence[OnMetrics] = (),
     ):
+        self.listeners = listeners
         self.learner, self.folder, self.bar, self.stop, self.watch = learner, folder, bar, stop, watch
         self.cfg, self.plan, self.fabric = learner.cfg, learner.plan, learner.fabric
+        learner.on_features = self.show_features
 
     def run(self, loaded: tuple[State | None, list[str]]) -> None:
         learner, plan = self.learner, self.plan
@@ -148,6 +191,9 @@ class Loop:
                 f"this model is hardly better than chance ({self.accuracy:.1%} of {self.measured_on})"
             )
 
+    def show_features(self, done: int, total: int) -> None:
+        self.bar.update(self.plan.work(self.learner.step), f"features of {done}/{total} images")
+
     def begin(self, state: State | None, complaints: list[str]) -> None:
         """From the newest state, or from the first."""
         learner, folder = self.learner, self.folder
@@ -166,12 +212,29 @@ class Loop:
         else:
             for line in telling.beginning(learner):
                 self.bar.say(line)
-        self.good = [learner.state()]  # at most two: the last good states
+        self.good = self._good_states(state)  # at most two, the older first
+        self.good_on_disk = {good.step for good in self.good} if state else set()
         self.accuracy, self.measured_on = 1.0, ""  # of the last line
-        self.saved_step = learner.step
+        self.saved_step, self.saving_seconds = learner.step, 0.0
         if not state:
             self.save()
         self.saved_at = time.monotonic()
+
+    def _good_states(self, state: State | None) -> list[State]:
+        """States to roll back to: those of the interrupted call, or the one that training goes on from."""
+        here = self._state()
+        if state is None:
+            return [here]
+        fabric = self.fabric
+        if not is_leader():
+            fabric.barrier()  # the leader sets damaged files aside first: all find the same
+        older, complaints = self.folder.load_good(state, fabric.global_rank, fabric.world_size)
+        if is_leader():
+            fabric.barrier()
+        for line in complaints:
+            self.bar.say(line)
+        is_good = state.step in state.info.get("good", [])
+        return [*older, here] if is_good or not older else older
 
     def _restore(self, state: State) -> None:
         learner, info = self.learner, state.info
@@ -192,7 +255,7 @@ class Loop:
     def look(self, epoch_done: bool) -> str:
         """Log what happened, act on it; a few words for the bar."""
         learner, cfg = self.learner, self.cfg
-        due = is_leader() and time.monotonic() - self.saved_at >= cfg.train.checkpoint_seconds
+        due = is_leader() and self._save_is_due()
         line, (stop, due) = learner.report(self.stop.is_set(), due)
         reason = health.trouble(line, cfg)
         if reason:
@@ -224,9 +287,9 @@ class Loop:
         """Keep the last two good states of this phase."""
         learner = self.learner
         if learner.step == self.plan.discriminative:
-            self.good = [learner.state()]
+            self.good = [self._state()]
         elif learner.step - self.good[-1].step >= self.cfg.guard.every:
-            self.good = [self.good[-1], learner.state()]
+            self.good = [self.good[-1], self._state()]
 
     def recover(self, line: dict, reason: str) -> str:
         """Back to the last good state, more slowly; or give up."""
@@ -239,7 +302,8 @@ class Loop:
             self.good.pop()  # it was not that good
         done = roll_back(learner, self.good[-1], failed=self.failed)
         self.log({**line, "event": "rollback", "reason": reason, **done})
-        self.good[-1], self.trouble_at = learner.state(), max(diverged_at, self.trouble_at)
+        self.trouble_at = max(diverged_at, self.trouble_at)
+        self.good[-1] = self._state()
         self.save()  # or a killed training would forget that it was rolled back
         count = f"rollback {learner.rollbacks} of {guard.rollbacks}"
         told = rollback.describe(done, health.bound(self.cfg))
@@ -272,13 +336,35 @@ class Loop:
     def log(self, line: dict) -> None:
         self.learner.lines += 1
         if is_leader():
-            self.folder.append_metrics(line)
+            written = self.folder.append_metrics(line)
+            for listener in self.listeners:
+                listener(dict(written))
+
+    def _save_is_due(self) -> bool:
+        """Every `train.checkpoint_seconds`; less often where saving would take more than its share."""
+        interval = self.cfg.train.checkpoint_seconds
+        if interval:  # 0: every good state. A write that stalled once must not put saving off for hours.
+            interval = min(max(interval, self.saving_seconds / SAVING_SHARE), LONGEST_INTERVAL * interval)
+        return time.monotonic() - self.saved_at >= interval
 
     def save(self) -> None:
+        """Write this state, and before it the good ones: a resumed training rolls back to the same ones."""
+        began = time.perf_counter()
+        state = self._state()
+        # One that was rolled back to is not among them: it is the state itself when that is saved.
+        new = [good for good in self.good if good.step < state.step and good.step not in self.good_on_disk]
+        for each in [*new, state]:
+            each.info["good"] = [good.step for good in self.good if good.step <= each.step]
+            self.folder.save_state(each, self.fabric.global_rank, self.fabric.barrier)
+        self.good_on_disk = {good.step for good in self.good}
+        self.saved_at, self.saved_step = time.monotonic(), self.learner.step
+        self.saving_seconds = time.perf_counter() - began
+
+    def _state(self) -> State:
+        """The learner's state, with what the guard knew then."""
         state = self.learner.state()
         state.info.update(trouble_at=self.trouble_at, failed=self.failed)
-        self.folder.save_state(state, self.fabric.global_rank, self.fabric.barrier)
-        self.saved_at, self.saved_step = time.monotonic(), self.learner.step
+        return state
 
     def interrupt(self) -> NoReturn:
         learner = self.learner

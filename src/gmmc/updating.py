@@ -74,9 +74,19 @@ class Updater:
                 group["momentum"] = now.phase.momentum
         self.loss.limit = limit
 
-    def __call__(self, real: Pair, contrast: Tensor | None, sampled: Pair | None, beta: float) -> Updated:
-        backward = self._replayed if self.engine.graph else self._backward
-        outcome = backward(real, contrast, sampled, beta)
+    def __call__(
+        self,
+        real: Pair,
+        contrast: Tensor | None,
+        sampled: Pair | None,
+        beta: float,
+        network: Callable[[Tensor], Tensor] | None = None,
+    ) -> Updated:
+        """`network`: what the pairs go through in place of the backbone; other weights stay as they are."""
+        if self.engine.graph and network is None:
+            outcome = self._replayed(real, contrast, sampled, beta)
+        else:
+            outcome = self._backward(real, contrast, sampled, beta, network)
         self._share_gradients()
         norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if self.cfg.train.clip:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gmmc.attacks.target import Target, View, margin
 from gmmc.attacks.threats import Threat
+from gmmc.precision import full_precision
 
 LOOK_EVERY = 10  # steps after which images that are broken are left alone; looking waits for the device
 
@@ -44,7 +45,7 @@ class Attack(Protocol):
 
 @dataclass(frozen=True)
 class PaperPGD:
-    """PGD on the cross-entropy of the logits as the model gives them (Table 5); its last image counts.
+    """PGD on the cross-entropy at the paper's γ² (Table 5); the last image counts.
 
     The size of a step, ε/30, and the random start are those of foolbox, which JEM and the paper used.
     """
@@ -70,8 +71,8 @@ class PaperPGD:
 
 
 def cross_entropy_gradient(target: Target, x: Tensor, y: Tensor) -> Tensor:
-    """Per image, in float32 and at the stored γ², as an attacker who thinks of neither takes it."""
-    return gradient_of(lambda point: F.cross_entropy(target(point), y, reduction="sum"), x)
+    """Gradient per image in float32 at the paper's γ², where most posteriors are exactly 1."""
+    return gradient_of(lambda point: F.cross_entropy(target.paper_logits(point), y, reduction="sum"), x)
 
 
 def gradient_of(loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -197,7 +198,7 @@ class FeatureMatch(Adaptive):
 
     def loss(self, target: Target, x: Tensor, y: Tensor, number: int) -> Loss:
         with torch.no_grad():
-            distances = torch.cdist(target.view(x).features, self.guides)
+            distances = torch.cdist(full_precision(target.view(x).features), full_precision(self.guides))
         distances = distances.masked_fill(self.guide_labels == y[:, None], float("inf"))
         goal = self.guides[distances.argsort(1)[:, number % len(self.guides)]]
         return lambda view, rows: -(view.features - goal[rows]).square().sum(1)

@@ -228,13 +228,18 @@ class Protocol:
         ahead = torch.randint(1, self.classes, (len(y),), generator=generator(self.campaign.seed, "goals"))
         return (y + ahead.to(y.device)) % self.classes
 
+    def _paper_gamma2(self) -> str:
+        gamma2 = self.campaign.target.network.paper
+        return "the model's own γ²" if gamma2 is None else f"the paper's γ² = {gamma2:.4g}"
+
     def settings(self) -> dict[str, Any]:
         """All that the attacks were told, for the conditions."""
         where = ", ".join(threat.name for threat in HEADLINE)
         auto = ", ".join(threat.name for threat in self.preset.auto_threats)
         described: dict[str, Any] = {
             "worst_case": f"of all that ran: AutoAttack at {auto}, restarts and transfer at {where} only",
-            "paper_pgd": "steps 40, size ε/30, random start, last image, each ε by itself",
+            "paper_pgd": "steps 40, size ε/30, random start, last image, each ε by itself; "
+            f"on the cross-entropy at {self._paper_gamma2()}, as pgd_10 and pgd_200",
         }
         for name, attack in {**self.adaptive, **self.last}.items():
             described[name] = f"{attack.tries} attempts of {attack.cost} steps, size ε/4 falling to 0"

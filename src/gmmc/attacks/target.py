@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ class View:
     gamma2: float
 
     def logits(self, gamma2: float | None = None) -> Tensor:
-        """At any temperature; without one, at that of the model as it is stored."""
+        """Logits at any temperature; by default at the one that users get."""
         return self.network.logits(self.energies, self.gamma2 if gamma2 is None else gamma2)
 
     def broken(self, labels: Tensor) -> Tensor:
@@ -39,7 +40,8 @@ class Target:
     def __init__(self, module: nn.Module):
         self.module = module
         self.network = tempered(module)
-        self.gamma2 = self.network.paper or 1.0
+        self.gamma2 = self.network.gamma2
+        self.paper: Any = module if self.network.paper is None else module.at("paper")  # pyright: ignore[reportCallIssue]
         self.device = next(module.parameters(), torch.empty(0)).device
         self.dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
         self.batch = BATCH.get(self.device.type, 64)
@@ -47,6 +49,10 @@ class Target:
     def __call__(self, images: Tensor) -> Tensor:
         """Logits as users get them."""
         return self.module(images.to(self.dtype))
+
+    def paper_logits(self, images: Tensor) -> Tensor:
+        """Logits in float32 at the paper's γ²; of a network without class means, as users get them."""
+        return self.paper(images.to(self.dtype))
 
     def view(self, images: Tensor) -> View:
         features = self.network.features(images.to(self.dtype))
@@ -56,7 +62,8 @@ class Target:
     def names(self, images: Tensor, labels: Tensor) -> Tensor:
         """(N,): whether the model, as users get it, names the right class."""
         logits = self(images)
-        return (logits.argmax(1) == labels) & logits.isfinite().all(1)
+        # A class may have −∞: its prior may be zero.
+        return (logits.argmax(1) == labels) & logits.logsumexp(1).isfinite()
 
     @contextmanager
     def exposed(self) -> Iterator[Callable[[Tensor], Tensor]]:

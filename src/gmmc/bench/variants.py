@@ -2,13 +2,14 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gmmc import threads
 from gmmc.backbones import build_backbone
 from gmmc.bench.cells import Cell
 from gmmc.bench.measure import Timing, time_calls
@@ -25,8 +26,8 @@ class Variant:
     compiled: bool = False
 
 
-def eager_variants(threads: int) -> list[Variant]:
-    counts = dict.fromkeys([1, threads])
+def eager_variants(most: int) -> list[Variant]:
+    counts = dict.fromkeys([1, most])
     return [Variant(*choice) for choice in itertools.product(counts, (False, True), (False, True))]
 
 
@@ -45,7 +46,7 @@ def compare(cell: Cell, *, seconds: float) -> tuple[list[dict[str, Any]], list[s
 
 
 def time_variant(cell: Cell, way: Variant, *, seconds: float) -> Timing:
-    with using_threads(way.threads):
+    with threads.using(way.threads):
         return time_calls(new_step(cell, way), CPU, warmup=2, seconds=seconds)
 
 
@@ -64,13 +65,3 @@ def new_step(cell: Cell, way: Variant) -> Callable[[], Tensor]:
         return (x.detach() - grad / 64).clamp(-1, 1)
 
     return step
-
-
-@contextlib.contextmanager
-def using_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

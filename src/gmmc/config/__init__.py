@@ -5,8 +5,8 @@ only, Approach 3 (joint) has both.
 """
 
 import dataclasses
-import difflib
 import json
+import sys
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
@@ -30,9 +30,15 @@ from gmmc.config.sections import (
     TrainConfig,
 )
 from gmmc.errors import InputError
-from gmmc.inputs import parse_toml, read_bytes
+from gmmc.inputs import kind_of, parse_toml, read_bytes
 from gmmc.limits import LONG_SHOWN, SHOWN
-from gmmc.text import cut, printable, shortened
+from gmmc.printing import print_line
+from gmmc.ranks import is_leader
+from gmmc.text import cut, printable, shortened, suggestion
+
+AUTO_START = "auto"
+# Settings of a training from random weights; a transfer has the start's network, [frozen] and [finetune].
+OF_RANDOM_WEIGHTS = ("model.backbone", "model.activation", "model.norm", "discriminative.")
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,9 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    # After a start of other classes: the last layer alone, then [finetune] in place of [discriminative].
+    frozen: PhaseConfig = field(default_factory=PhaseConfig)
+    finetune: PhaseConfig = field(default_factory=PhaseConfig)
     discriminative: PhaseConfig = field(default_factory=PhaseConfig)
     generative: PhaseConfig = field(default_factory=PhaseConfig)
     contrast: AugmentConfig = field(default_factory=AugmentConfig)  # of split and balanced: E(x) beside E(x′)
@@ -72,7 +81,7 @@ def _contradictions(cfg: Config) -> Iterator[tuple[bool, str]]:
     head, objective, sampler = cfg.model.head, cfg.objective.name, cfg.sampler.name
     langevin = sampler.startswith("sgld")
     yield (
-        cfg.discriminative.epochs + cfg.generative.epochs == 0,
+        cfg.frozen.epochs + cfg.discriminative.epochs + cfg.generative.epochs == 0,
         "discriminative.epochs + generative.epochs must be at least 1, got 0",
     )
     yield (
@@ -142,9 +151,17 @@ def load(path: str | Path, overrides: typing.Iterable[str] | typing.Mapping[str,
     path = find_recipe(path)
     tree = read_toml(path)
     pairs = overrides.items() if isinstance(overrides, typing.Mapping) else map(_parsed, overrides)
-    for key, value in pairs:
+    changes = dict(pairs)
+    for key, value in changes.items():
         _apply_override(tree, key, value)
-    return from_dict(tree)
+    cfg = from_dict(tree)
+    of_random = [key for key in changes if key.startswith(OF_RANDOM_WEIGHTS)]
+    if cfg.train.start == AUTO_START and of_random:
+        if is_leader():
+            note = f"beginning with random weights, to which {', '.join(of_random)} belongs"
+            print_line(note, file=sys.stderr)
+        cfg = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, start=""))
+    return cfg
 
 
 def find_recipe(path: str | Path) -> Path:
@@ -152,16 +169,20 @@ def find_recipe(path: str | Path) -> Path:
     path = Path(path)
     if path.is_file():
         return path
+    shipped = shipped_recipes()
+    if str(path) in shipped:
+        return shipped[str(path)]
+    hint = suggestion(path.stem, shipped, "recipes that ship with gmmc:")
+    shown = shortened(str(path), LONG_SHOWN)
+    raise InputError(f"no recipe file {shown}: it {kind_of(path)}; {hint}")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Return the recipes that ship with gmmc by their names, in order."""
     here = Path(__file__).resolve().parents[1]
-    folders = [folder for folder in (here / "recipes", here.parents[1] / "recipes") if folder.is_dir()]
-    for folder in folders:
-        shipped = folder / f"{path}.toml"
-        if shipped.is_file():
-            return shipped
-    names = sorted(recipe.stem for folder in folders for recipe in folder.glob("*.toml"))
-    raise InputError(
-        f"no recipe file {shortened(str(path), LONG_SHOWN)}; recipes that ship with gmmc: {', '.join(names)}"
-    )
+    # At the top of a clone, and inside of an installed package.
+    files = [file for place in (here.parents[1], here) for file in (place / "recipes").glob("*.toml")]
+    return {file.stem: file for file in sorted(files, key=lambda file: file.stem)}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -237,8 +258,7 @@ def _build(kind: type, tree: Any, section: str) -> Any:
 def _unknown_key(key: str, section: str, known: list[str]) -> str:
     shown = shortened(key)
     what = f"unknown key {shown} in [{section}]" if section else f"unknown section [{shown[1:-1]}]"
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"{what}; did you mean {near[0]!r}?" if near else f"{what}; known are {', '.join(known)}"
+    return f"{what}; {suggestion(key, known)}"
 
 
 # --- out ------------------------------------------------------------------------------------------
@@ -260,7 +280,7 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON allows it as it is
     return repr(value)  # repr of a float reads back to the same bits
 
 

@@ -56,7 +56,17 @@ def _checked(value: Any, hint: Any, f: dataclasses.Field) -> Any:
         raise InputError(f"{f.name} must be {names[hint]}, got {shortened(value)}")
     if hint in (int, float):
         _check_range(value, f)
+    if hint is str:
+        _check_text(value, f)
     return value
+
+
+def _check_text(value: str, f: dataclasses.Field) -> None:
+    """Refuse text that config.toml cannot hold: a path of the system may have any bytes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{f.name} must be text in UTF-8, got {shortened(value)}") from None
 
 
 def _check_range(value: float, f: dataclasses.Field) -> None:
@@ -104,7 +114,9 @@ class TrainConfig(Section):
     clip: float = _number(0.0, at_least=0)  # largest norm of the gradient; 0: no clip
     ema: float = _number(0.0, at_least=0, at_most=0.999999)  # decay of averaged weights; 0: the last weights
     seed: int = _number(0, at_least=0, at_most=WHOLE_NUMBER)
-    start: str = ""  # a run or model file whose weights training begins with; "": random ones
+    # A run or model file whose weights training begins with; "": random ones; auto: those of a shipped model
+    # of other classes whose images have the same shape, else random ones.
+    start: str = ""
     # bf16: mixed, weights and energies stay fp32; auto: bf16 where it is built in, else fp32
     precision: Literal["auto", "fp32", "bf16"] = field(default="auto", metadata=PLACE)
     # auto: on a GPU CUDA graphs, and compiled code where it pays; plain: the reference. See engine.py.
@@ -116,10 +128,13 @@ class TrainConfig(Section):
     device: str = field(default="auto", metadata=PLACE)
     devices: int = _number(1, at_least=1, at_most=1024, place=True)  # processes on this machine
     nodes: int = _number(1, at_least=1, at_most=1024, place=True)  # machines
-    threads: int = _number(0, at_least=0, at_most=1024)  # of a CPU run; 0: torch's choice, one per core
+    # Of a CPU run; 0: one for a small network, else one per core. A resumed run keeps its number unless set.
+    threads: int = _number(0, at_least=0, at_most=1024, place=True)
     log_every: int = _number(20, at_least=1)  # updates per line of metrics.jsonl
+    log: Literal["none", "tensorboard"] = field(default="none", metadata=PLACE)  # beside metrics.jsonl
     valid_every: int = _number(1, at_least=1, place=True)  # epochs from one validation to the next
-    checkpoint_seconds: float = _number(60.0, at_least=0, place=True)  # 0: every good state
+    # Seconds between checkpoints; more where saving would take over 2% of the time. 0: every good state.
+    checkpoint_seconds: float = _number(60.0, at_least=0, place=True)
     # FID of the buffer while training: generative epochs from one to the next (0: never), and its images.
     fid_every: int = _number(0, at_least=0, place=True)
     fid_images: int = _number(10_000, at_least=4, at_most=10_000_000, place=True)

@@ -13,7 +13,7 @@ from gmmc.data.speaking import say
 from gmmc.data.splits import Dataset, LabelledImages, Parts, hold_out
 from gmmc.errors import InputError
 from gmmc.inputs import expanded
-from gmmc.text import shortened
+from gmmc.text import nearest, shortened
 
 SOURCES: dict[str, Callable[[DataConfig], Parts]] = {
     "digits": digits,
@@ -39,15 +39,23 @@ def _parts(cfg: DataConfig) -> Parts:
     if cfg.name and path.exists():
         return stored.load(path, cfg)
     known = ", ".join(SOURCES)
-    raise InputError(
-        f"data.name must be one of {known}, or a folder of images or parquet files, got {shortened(cfg.name)}"
-    )
+    rule = f"data.name must be one of {known}, or a folder of images or parquet files"
+    if cfg.name == Dataset.name:
+        raise InputError(f"{rule}, got {cfg.name!r}, which only Python gives, as gmmc.GMMCClassifier does")
+    near = nearest(cfg.name, SOURCES)
+    hint = f"did you mean {near[0]!r}?" if near else "name yours with data.name=FOLDER"
+    raise InputError(f"{rule}, got {shortened(cfg.name)}, which does not exist; {hint}")
 
 
 def located(cfg: DataConfig) -> DataConfig:
     """With the whole path of a folder: a run is evaluated later, perhaps from elsewhere."""
     path = expanded(cfg.name)
-    return cfg if cfg.name in SOURCES or not path.exists() else replace(cfg, name=str(path.resolve()))
+    if cfg.name in SOURCES or not path.exists():
+        return cfg
+    try:
+        return replace(cfg, name=str(path.resolve()))
+    except InputError as error:  # a folder above it has a name that is no text
+        raise InputError(f"data.{error}") from None
 
 
 __all__ = [

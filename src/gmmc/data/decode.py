@@ -6,8 +6,8 @@ What can be converted without a choice is converted and reported; anything else 
 import contextlib
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
@@ -15,13 +15,14 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from gmmc.errors import InputError
 from gmmc.limits import IMAGE_SIDE, PIXELS_AT_ONCE
-from gmmc.opening import decoded_pixels, opened
+from gmmc.opening import Source, decoded_pixels, opened
 
 Conversion = tuple[str, str]  # what an image was, and what was done to it
 
 UPRIGHT: Conversion = ("rotated", "turned upright (EXIF)")
 FIRST_FRAME: Conversion = ("animated", "cut to the first frame")
 NO_ALPHA: Conversion = ("opaque", "taken without the alpha channel")
+NEARLY_NO_ALPHA: Conversion = ("nearly opaque", "taken without the alpha channel")
 HIGH_BITS: Conversion = ("16-bit grey", "cut to the 8 high bits")
 TO_GREY, TO_RGB = "converted to grey", "converted to RGB"
 
@@ -34,6 +35,8 @@ CONVERSIONS: dict[str, Conversion] = {
     "YCbCr": ("YCbCr", TO_RGB),
 }
 SIXTEEN_BITS = "I;16"
+OPAQUE = 255
+NEARLY_OPAQUE = 250  # least alpha that is taken for opaque: editors leave such edges, and nobody sees them
 TIFF_BITS = 258  # the tag BitsPerSample
 
 
@@ -63,7 +66,7 @@ ROOM = Room(PIXELS_AT_ONCE)
 
 
 def decode(
-    source: Path | bytes, where: str, *, mode: str = "", height: int = 0, width: int = 0
+    source: Source, where: str, *, mode: str = "", height: int = 0, width: int = 0
 ) -> tuple[Image.Image, tuple[Conversion, ...]]:
     """(an upright image, what was done to get it). Errors name it by `where`.
 
@@ -134,11 +137,24 @@ def _eight_bits(image: Image.Image, mode: str, where: str) -> tuple[Image.Image,
     if image.has_transparency_data:
         # By way of the full alpha channel: a palette or a single colour may be what is transparent.
         image = image.convert("LA" if PLAIN[mode] == "L" else "RGBA")
-        if image.getchannel("A").getextrema() != (255, 255):
+        least = np.asarray(image.getchannel("A")).min()
+        if least < NEARLY_OPAQUE:
             raise _transparent(where)
-        conversions += (NO_ALPHA,)
+        conversions += (NO_ALPHA if least == OPAQUE else NEARLY_NO_ALPHA,)
     return image if image.mode == PLAIN[mode] else image.convert(PLAIN[mode]), conversions
 
 
 def _transparent(where: str) -> InputError:
     return InputError(f"{where} must be opaque, got transparent pixels; flatten it onto a background first")
+
+
+def conversion_note(tally: Counter[Conversion]) -> str:
+    """Return one line about how many images were converted and how; empty if none were."""
+    by_result: dict[str, list[tuple[int, str]]] = {}
+    for (was, done), count in sorted(tally.items()):
+        by_result.setdefault(done, []).append((count, was))
+    phrases = []
+    for done, counts in by_result.items():
+        noun = "image" if sum(count for count, _ in counts) == 1 else "images"
+        phrases.append(f"{', '.join(f'{count} {was}' for count, was in counts)} {noun} {done}")
+    return "; ".join(phrases)

@@ -1,4 +1,4 @@
-"""Single image files."""
+"""Image files outside of data sets: single ones, and all those of a folder."""
 
 from pathlib import Path
 
@@ -6,21 +6,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gmmc.data.decode import decode
-from gmmc.data.layout import shown
+from gmmc.data.decode import Conversion, decode
+from gmmc.data.folder import SUFFIXES, with_known_suffix
+from gmmc.data.layout import shown, visible_files
 from gmmc.errors import InputError
-from gmmc.opening import pillow_rules
+from gmmc.opening import Source, pillow_rules
 from gmmc.pixels import Shape
 
 
 def read_image(path: str | Path, shape: Shape, *, resize: bool = False) -> Tensor:
     """An image file → uint8 (channels, height, width) of the wanted shape; grey and colour are converted."""
+    return read_converted(Path(path), shown(Path(path)), shape, resize=resize)[0]
+
+
+def read_converted(
+    source: Source, where: str, shape: Shape, *, resize: bool
+) -> tuple[Tensor, tuple[Conversion, ...]]:
+    """(the image as `read_image` returns it, what was done to get it). Errors name it by `where`."""
     channels, height, width = shape
-    where, size = shown(Path(path)), {"height": height, "width": width} if resize else {}
+    size = {"height": height, "width": width} if resize else {}
     with pillow_rules():
-        picture, _ = decode(Path(path), where, mode="L" if channels == 1 else "RGB", **size)
+        picture, conversions = decode(source, where, mode="L" if channels == 1 else "RGB", **size)
     if picture.size != (width, height):
         rule = f"must be {width}×{height} pixels like the training images"
-        raise InputError(f"{where} {rule}, got {picture.width}×{picture.height}; or pass --resize")
+        remedy = "pass --resize (in Python, resize=True)"
+        raise InputError(f"{where} {rule}, got {picture.width}×{picture.height}; or {remedy}")
     array = np.array(picture).reshape(height, width, channels)
-    return torch.from_numpy(array).permute(2, 0, 1)
+    return torch.from_numpy(array).permute(2, 0, 1), conversions
+
+
+def find_images(folder: Path) -> tuple[list[Path], tuple[str, ...]]:
+    """(image files of a folder and its sub-folders in the order of their names, notes on other files)."""
+    try:
+        images, notes = with_known_suffix(list(visible_files(folder)))
+    except OSError as error:
+        raise InputError(f"cannot read {shown(error.filename or folder)}: {error.strerror}") from None
+    if not images:
+        known = ", ".join(sorted(SUFFIXES))
+        raise InputError(f"{shown(folder)} must hold image files, which end in {known}, got none")
+    return images, notes

@@ -17,9 +17,8 @@ SUFFIXES |= {".tiff", ".webp"}
 
 def find(root: Path, paths: Sequence[Path], *, labelled: bool) -> Found:
     """The splits of the image files below `root`. Not `labelled`: the images need no class folders."""
-    images = [path for path in paths if path.suffix.lower() in SUFFIXES]
-    others = sorted({path.suffix.lower() or path.name for path in paths} - SUFFIXES)
-    notes = [f"not read: {len(paths) - len(images)} files ({listed(others)})"] if others else []
+    images, others = with_known_suffix(paths)
+    notes = list(others)
     splits = {}
     for folder in _split_folders(root) or [root]:
         split = SPLITS[folder.name.lower()] if folder != root else WHOLE
@@ -38,6 +37,14 @@ def find(root: Path, paths: Sequence[Path], *, labelled: bool) -> Found:
     if unused:
         notes.append(f"not used: {unused} of the images, in no {'class' if labelled else 'split'} folder")
     return Found(splits, tuple(notes))
+
+
+def with_known_suffix(paths: Sequence[Path]) -> tuple[list[Path], tuple[str, ...]]:
+    """(image files by their names, a note on how many others there are, if any)."""
+    images = [path for path in paths if path.suffix.lower() in SUFFIXES]
+    others = sorted({path.suffix.lower() or path.name for path in paths} - SUFFIXES)
+    notes = (f"not read: {len(paths) - len(images)} files ({listed(others)})",) if others else ()
+    return images, notes
 
 
 def read(files: SplitFiles, wanted: Wanted, title: str) -> Reading:

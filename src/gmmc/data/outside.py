@@ -1,6 +1,5 @@
 """Images from outside of a data set, in its shape: what a model should find unlikely."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from gmmc.errors import InputError
 from gmmc.inputs import expanded
 from gmmc.pixels import as_uint8, to_signed, to_unit
 from gmmc.randomness import generator
-from gmmc.text import shortened
+from gmmc.text import shortened, suggestion
 
 
 def noise(images: Tensor, source: torch.Generator) -> Tensor:
@@ -109,9 +108,8 @@ def find_outside(name: str, data: Dataset, seed: int = 0) -> Outside:
     known = (*GENERATED, "digits", *named.NAMED)
     path = expanded(name)
     if not path.exists():
-        near = difflib.get_close_matches(name, known, n=1)
-        told = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-        raise InputError(f"no folder, parquet file or known set of images {shortened(name)}; {told}")
+        hint = suggestion(name, known)
+        raise InputError(f"no folder, parquet file or known set of images {shortened(name)}; {hint}")
     last = path.resolve().name
     # Not to be taken for the set of that name.
     shown = f"{last} (folder)" if last in known else last

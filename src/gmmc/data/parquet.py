@@ -61,7 +61,9 @@ def read(files: SplitFiles, wanted: Wanted, title: str) -> Reading:
     if wanted.label is None:
         return reading
     if shards[0].names:
-        return replace(reading, labels=torch.tensor(values), classes=shards[0].names, named=True)
+        return replace(
+            reading, labels=torch.tensor(values, dtype=torch.int64), classes=shards[0].names, named=True
+        )
     if len({type(value) for value in values}) > 1:
         where = f"{shortened(shards[0].label)} must be of one type in all files of {shown(files.root)}"
         raise InputError(f"the column {where}")

@@ -10,7 +10,7 @@ from torch import Tensor
 from gmmc.config import DataConfig
 from gmmc.data import folder, parquet, shards
 from gmmc.data.cache import Entry
-from gmmc.data.decode import TO_RGB, Conversion
+from gmmc.data.decode import TO_RGB, Conversion, conversion_note
 from gmmc.data.layout import WHOLE, Found, SplitFiles, shown, visible_files
 from gmmc.data.reading import Reading, Wanted
 from gmmc.data.splits import LabelledImages, Parts, hold_out_test
@@ -130,11 +130,4 @@ def conversion_notes(readings: Iterable[Reading]) -> list[str]:
         colour += len(reading.images) - reading.grey
     if grey and colour:
         tally["grey", TO_RGB] += grey
-    by_result: dict[str, list[tuple[int, str]]] = {}
-    for (was, done), count in sorted(tally.items()):
-        by_result.setdefault(done, []).append((count, was))
-    phrases = []
-    for done, counts in by_result.items():
-        noun = "image" if sum(count for count, _ in counts) == 1 else "images"
-        phrases.append(f"{', '.join(f'{count} {was}' for count, was in counts)} {noun} {done}")
-    return ["; ".join(phrases)] if phrases else []
+    return [note] if (note := conversion_note(tally)) else []

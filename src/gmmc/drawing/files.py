@@ -14,10 +14,10 @@ from torch import Tensor
 from gmmc import pictures
 from gmmc.atomic import write_atomic
 from gmmc.drawing.folder import file_name
-from gmmc.drawing.parts import OnProgress, drawn_in, fingerprint, silent
+from gmmc.drawing.parts import drawn_in, fingerprint, silent
 from gmmc.errors import InputError
 from gmmc.inputs import open_regular
-from gmmc.models import Classifier
+from gmmc.models import Classifier, OnProgress
 from gmmc.pixels import as_unit
 from gmmc.places import check_within, remove_parts
 from gmmc.progress import Progress

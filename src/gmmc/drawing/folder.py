@@ -12,10 +12,10 @@ from torch import Tensor
 from gmmc import pictures
 from gmmc.atomic import naming, write_atomic
 from gmmc.data.files import read_image
-from gmmc.drawing.parts import OnProgress, fingerprint, held, silent
+from gmmc.drawing.parts import fingerprint, held, silent
 from gmmc.errors import InputError
 from gmmc.inputs import parse_json
-from gmmc.models import Classifier
+from gmmc.models import Classifier, OnProgress
 from gmmc.opening import opened, pillow_rules
 from gmmc.pixels import as_unit
 from gmmc.places import PNG_MARK, check_replaceable, has_mark
@@ -34,14 +34,14 @@ def to_folder(
     steps: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> int:
-    """Write PNG files named by class and seed, and the first ones in grid.png; return how many existed.
+    """Write PNG files named by class and seed, and a grid of the first ones; return how many existed.
 
     Each file holds a stamp of what it was drawn by, so that images of another model are replaced. A file
     without a stamp is refused before anything is drawn, except for an empty image, which a power cut may
     leave, and the grid.png of an older gmmc, recognised by its frame.
+    The class of each image is below it in grid.png.
     """
     model.sample_blocks(labels, seed, steps=steps)  # refuses what cannot be drawn before anything is touched
-    folder.mkdir(parents=True, exist_ok=True)
     made_by = fingerprint(model, steps)
     report = on_progress or silent
 
@@ -61,14 +61,22 @@ def to_folder(
         report(done)
         for stretch in _stretches(missing):
             i = stretch.start
-            for block in model.sample_blocks(labels[i : stretch.stop], seed + i, steps=steps):
+            blocks = model.sample_blocks(
+                labels[i : stretch.stop],
+                seed + i,
+                steps=steps,
+                on_progress=lambda images, before=done: report(before + images),
+            )
+            for block in blocks:
                 for place, image in enumerate(block.cpu(), i):
                     _write_png(path(place), image, stamp(place))
                 i += len(block)
                 done += len(block)
                 report(done)
         first = [as_unit(read_image(path(i), model.shape)) for i in range(min(IN_GRID, len(labels)))]
-        grid = pictures.grid(torch.stack(first), min(pictures.GRID_COLUMNS, len(first)))
+        names = pictures.class_captions(model.class_names)
+        columns = min(pictures.GRID_COLUMNS, len(first))
+        grid = pictures.grid(torch.stack(first), columns, captions=[names[y] for y in labels[: len(first)]])
         write_atomic(folder / GRID, _stamped(grid, {"made_by": made_by}))
     return there
 

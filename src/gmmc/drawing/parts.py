@@ -3,7 +3,7 @@
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,15 +13,13 @@ from torch import Tensor
 
 from gmmc.atomic import leftovers, write_atomic
 from gmmc.errors import InputError
-from gmmc.models import Classifier
+from gmmc.models import Classifier, OnProgress
 from gmmc.packing import Damaged, pack, unpack
 from gmmc.pixels import Shape, to_uint8
-from gmmc.places import PARTS
+from gmmc.places import PARTS, removed_on_failure
 
 EMPTY = torch.empty(0)
 PART_SECONDS = 3.0  # of work in a part: what a kill may cost
-
-OnProgress = Callable[[int], None]
 
 
 def fingerprint(model: Classifier, steps: int | None = None) -> str:
@@ -62,7 +60,7 @@ def drawn(
     )
 
 
-def silent(done: int) -> None:
+def silent(done: float) -> None:
     pass
 
 
@@ -71,7 +69,6 @@ def drawn_in(
 ) -> tuple[Tensor, int]:
     """(all images, how many of them were in the folder)."""
     model.sample_blocks(labels, seed, steps=steps)  # refuses what cannot be drawn before anything is touched
-    folder.mkdir(parents=True, exist_ok=True)
     made_by = fingerprint(model, steps)
     images = [torch.empty(0, *model.shape, dtype=torch.uint8)]
     with held(folder):
@@ -91,7 +88,11 @@ def _rest(
     model: Classifier, labels: Tensor, seed: int, steps: int | None, done: int, report: OnProgress
 ) -> Iterator[Tensor]:
     """The images after the first `done`, block by block."""
-    for block in model.sample_blocks(labels[done:], seed + done, steps=steps):
+    before = done
+    blocks = model.sample_blocks(
+        labels[done:], seed + done, steps=steps, on_progress=lambda images: report(before + images)
+    )
+    for block in blocks:
         yield to_uint8(block).cpu()
         done += len(block)
         report(done)
@@ -140,16 +141,24 @@ def _part_path(folder: Path, seed: int) -> Path:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """One process at a time: a second would take what the first is writing for leftovers of a killed one."""
-    place = os.open(folder, os.O_RDONLY)
+    """Make the folder and hold it; a block that fails before it writes a file leaves no folder.
+
+    One process at a time: a second would take what the first is writing for leftovers of a killed one.
+    """
+    with removed_on_failure(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        place = os.open(folder, os.O_RDONLY)
+        try:
+            _lock(place, folder)
+            yield
+        finally:
+            os.close(place)
+
+
+def _lock(place: int, folder: Path) -> None:
     try:
         fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(place)
         raise InputError(f"another process is drawing into {folder}; wait for it or stop it") from None
     except OSError:
         pass  # a file system without locks
-    try:
-        yield
-    finally:
-        os.close(place)

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from numbers import Integral, Real
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -37,8 +38,10 @@ OWN_PARAMETERS = {
     "data.name": "X and y",
     "train.device": "the parameter device",
     "train.devices": "gmmc train",
+    "train.log": "gmmc train",
     "train.nodes": "gmmc train",
     "train.seed": "the parameter random_state",
+    "train.start": "the parameter start",
 }
 
 
@@ -46,7 +49,8 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
     """A generative max-Mahalanobis classifier: classes, how sure, how usual, when to abstain, and samples.
 
     Rows of X are vectors, or images: flat with `image_shape`, or of three or four axes as they are (uint8, or
-    floating point; channels first or last).
+    floating point; channels first or last). For a model that is fitted on images, `gmmc.read_images` reads
+    files and PIL images as such rows: `model.predict(gmmc.read_images(["photo.jpg"], model, resize=True))`.
 
     Parameters
     ----------
@@ -55,11 +59,15 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         trained jointly; for larger images "photos", which learns the classes alone.
     settings : mapping, default=None
         Changes to the recipe, as on the command line: {"train.clip": 10.0, "model.backbone": "mlp-3-128"}.
+    start : str, default=None
+        A run, a model file or a shipped model whose network `fit` begins with: "cifar10" for images of 32×32
+        pixels in RGB, "auto" for a shipped model where the images fit. None: random weights, also where
+        the recipe has train.start="auto". Not for `partial_fit`.
     beta : float, default=None
         Weight of sampled energies; 0 trains the classes alone, which is fastest. None: the recipe's.
     min_updates : int, default=500
         Few rows are gone through more often than the recipe's epochs say, until there are so many updates in
-        each phase.
+        each phase. Not of phases that only a start has, [frozen] and [finetune].
     image_shape : tuple, default=None
         (height, width), (channels, height, width) or (height, width, channels) of flat rows.
     tpr : float, default=0.95
@@ -88,6 +96,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         recipe="auto",
         *,
         settings=None,
+        start=None,
         beta=None,
         min_updates=500,
         image_shape=None,
@@ -98,6 +107,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
     ):
         self.recipe = recipe
         self.settings = settings
+        self.start = start
         self.beta = beta
         self.min_updates = min_updates
         self.image_shape = image_shape
@@ -109,7 +119,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
     # --- learning ---
 
     def fit(self, X, y) -> "GMMCClassifier":
-        """Train from random weights; the recipe's share of the rows is held out to calibrate by."""
+        """Train from random weights or `start`; the recipe's share of the rows is held out to calibrate."""
         x, given, y = self._validated(X, y, reset=True)
         self.classes_ = np.unique(y)
         self._begin(x, given)
@@ -125,6 +135,8 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         all classes count as equally frequent. A row that is held out to calibrate by is so in every call.
         """
         first = not hasattr(self, "model_")
+        if self.start:
+            raise InputError(f"start must be None for partial_fit, got {shortened(self.start)}; use fit")
         if first and classes is None:
             raise InputError("classes must be given in the first call of partial_fit, got None")
         x, given, y = self._validated(X, y, reset=first)
@@ -171,6 +183,8 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
             raise InputError(
                 f"min_updates must be a whole number, at least 0, got {shortened(self.min_updates)}"
             )
+        if not isinstance(self.start, str | Path | None):
+            raise InputError(f"start must name a run, a model file or a model, got {shortened(self.start)}")
         if not isinstance(self.settings, Mapping | None):
             raise InputError(f"settings must be a mapping of keys to values, got {shortened(self.settings)}")
         for key in self.settings or ():
@@ -189,10 +203,11 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         partial: bool = False,
     ) -> None:
         data = Dataset(kept, held, held[:0], class_names(self.classes_), partial=partial)
-        threads = torch.get_num_threads()
         try:
             with TemporaryDirectory(prefix="gmmc-") as folder:
-                model = train(cfg, folder, data, start=start, silent=not self.verbose)
+                model = train(
+                    cfg, folder, data, start=start, silent=not self.verbose, changed=self.settings or ()
+                )
         except Interrupted:
             raise KeyboardInterrupt from None
         except Diverged as error:
@@ -200,8 +215,6 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
             raise Diverged(
                 f"{reason}; try a smaller beta, or settings with a smaller learning rate"
             ) from None
-        finally:
-            torch.set_num_threads(threads)  # a recipe's are for a process of its own
         measure = held if len(held) else kept  # so few rows that none could be spared
         if model.reference is None:
             model.calibrate(measure.images, measure.labels)
@@ -218,6 +231,8 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         """The recipe with all that the parameters say."""
         overrides = {**(self.settings or {}), "train.seed": self._seed + self._passes}
         overrides["train.device"] = self.device
+        if self.start is not None:
+            overrides["train.start"] = str(self.start)
         if self.beta is not None:
             overrides["train.beta"] = self.beta
         return chosen(self.recipe, self._rows.shape, len(self.classes_), overrides)
@@ -266,6 +281,11 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         x, _ = self._validated(X, reset=False)
         return self._rows.to_unit(x)
 
+    def from_unit(self, images: Tensor) -> np.ndarray:
+        """Images in [0, 1], as `model_` takes them, as rows in the shape and range that `fit` was given."""
+        check_is_fitted(self)
+        return self._rows.from_unit(images)
+
     def _logits(self, X, gamma2: float | None = None) -> Tensor:
         network, energies = self._energies(X)
         return scores.logits_at(network, energies, self.gamma2_ if gamma2 is None else gamma2)
@@ -287,6 +307,11 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         Without labels, classes are drawn from the priors; without either, it is one row.
         """
         check_is_fitted(self)
+        if not self.model_.can_sample:
+            cfg = self.model_.cfg
+            got = f"beta={cfg.train.beta:g} and generative.epochs={cfg.generative.epochs}"
+            how = 'beta above 0 and settings={"generative.epochs": …}'
+            raise InputError(f"sample needs an estimator fitted with samples, got {got}; fit with {how}")
         given = self.random_state if random_state is None else random_state
         seed = int(check_random_state(given).randint(2**31 - 1))
         asked = None if labels is None else self._positions(np.atleast_1d(np.asarray(labels)))
@@ -306,7 +331,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
     def _validated(self, X: Any, *y: Any, reset: bool) -> tuple[Any, ...]:
         """Rows of numbers, the shape of one row as it came, and the classes if given."""
         rows, given = X, ()
-        if (np.ndim(X) if isinstance(X, list | tuple) else getattr(X, "ndim", 2)) > 2:
+        if _axes(X) > 2:
             array = np.asarray(X)
             given, rows = array.shape[1:], array.reshape(len(array), -1)
             if not reset and given != self._rows.given:
@@ -314,6 +339,8 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         checked: Any = validate_data  # whose annotations know strings alone
         found = checked(self, rows, *y, reset=reset)
         x, *labels = found if y else (found,)
+        if x.dtype.kind not in "biuf":  # scikit-learn lets dates pass
+            raise InputError(f"X must be numbers, got {x.dtype}")
         if labels:
             check_classification_targets(*labels)
         return x, given or x.shape[1:], *labels
@@ -341,6 +368,14 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         """The network on the CPU: with device="auto", another machine can use what one with a GPU dumped."""
         whole: Any = super().__getstate__()
         return {**whole, "model_": copy.deepcopy(self.model_).cpu()} if "model_" in whole else {**whole}
+
+
+def _axes(X: Any) -> int:
+    """Return the number of axes; 2 for rows of unequal length, which scikit-learn refuses itself."""
+    try:
+        return np.ndim(X) if isinstance(X, list | tuple) else getattr(X, "ndim", 2)
+    except ValueError:
+        return 2
 
 
 def class_names(classes: np.ndarray) -> tuple[str, ...]:

@@ -28,6 +28,10 @@ def chosen(recipe: str, shape: Shape, classes: int, overrides: Mapping[str, Any]
     changes = {key: _plain(value) for key, value in overrides.items()}
     if changes.get("train.beta") == 0:  # nothing is sampled, and no sampler needed
         changes |= {"generative.epochs": 0, "sampler.name": "staged"}
+    if "train.start" not in changes:
+        check_no_start(recipe)
+        # Rows have no class names to choose a start by, and a silent fit would not report which it chose.
+        changes["train.start"] = ""
     cfg = config.load(recipe, changes)
     if changes.get("train.beta") and not cfg.samples:
         rule = f"beta={cfg.train.beta:g} needs generative epochs, and the recipe {shortened(recipe)} has none"
@@ -39,6 +43,13 @@ def chosen(recipe: str, shape: Shape, classes: int, overrides: Mapping[str, Any]
     if cfg.model.head == "mmc" and 0 < cfg.model.dim < needed:
         cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, dim=needed))
     return cfg
+
+
+def check_no_start(recipe: str | Path) -> None:
+    """Refuse a recipe that names a start, which is a parameter here; "auto" is not followed."""
+    named = config.load(recipe).train.start
+    if named not in ("", config.AUTO_START):
+        raise InputError(f"recipe must leave train.start to the parameter start, got {shortened(named)}")
 
 
 def lengthened(cfg: Config, rows: int, least_updates: int) -> Config:

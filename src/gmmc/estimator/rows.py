@@ -27,18 +27,26 @@ class Rows:
     high: np.ndarray  # what becomes 1
     dtype: np.dtype  # uint8, or float64 for all others
 
+    def __post_init__(self):
+        with np.errstate(over="ignore", invalid="ignore"):
+            width = self.high - self.low
+        if not np.isfinite(width).all():
+            raise InputError("X must have a range that float64 can hold, got numbers near ±1e308; scale it")
+
     @classmethod
     def of_vectors(cls, x: np.ndarray) -> "Rows":
         """Around the median of each column, a little farther than the farthest row that is no outlier."""
         x = x.astype(np.float64)
-        centre = np.median(x, 0)
-        farthest = np.abs(x - centre).max(0)
-        spread = np.subtract(*np.quantile(x, [0.75, 0.25], axis=0))
-        # A column that hardly varies, as a pixel of the margin, has a spread of 0 and no outliers.
-        half = MARGIN * np.where(spread > 0, np.minimum(farthest, OUTLIER * spread), farthest)
-        half[~(half > 0)] = 1.0  # a column that does not vary at all
-        shape = (x.shape[1], 1, 1)
-        return cls(x.shape[1:], shape, False, centre - half, centre + half, np.dtype(np.float64))
+        with np.errstate(over="ignore", invalid="ignore"):  # a range that is not finite is refused
+            centre = np.median(x, 0)
+            farthest = np.abs(x - centre).max(0)
+            spread = np.subtract(*np.quantile(x, [0.75, 0.25], axis=0))
+            # A column that hardly varies, as a pixel of the margin, has a spread of 0 and no outliers.
+            half = MARGIN * np.where(spread > 0, np.minimum(farthest, OUTLIER * spread), farthest)
+            # A column that does not vary at all; 1 may be less than float64 resolves there.
+            half = np.where(half <= 0, np.maximum(1.0, 1e-9 * np.abs(centre)), half)
+            low, high = centre - half, centre + half
+        return cls(x.shape[1:], (x.shape[1], 1, 1), False, low, high, np.dtype(np.float64))
 
     @classmethod
     def of_images(cls, x: np.ndarray, given: tuple[int, ...], image_shape: Any) -> "Rows":
@@ -60,7 +68,8 @@ class Rows:
             raise InputError(
                 f"images must range from 0 to 255 as those of the training, got at most {x.max():g}"
             )
-        return self._arranged((x.astype(np.float64) - self.low) / (self.high - self.low))
+        with np.errstate(over="ignore"):  # farther than numbers go: infinite, and refused if asked about
+            return self._arranged((x.astype(np.float64) - self.low) / (self.high - self.low))
 
     def to_learn(self, x: np.ndarray) -> Tensor:
         """As a data set holds them: uint8 as it is, else float32 within [0, 1]."""

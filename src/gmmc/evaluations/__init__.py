@@ -28,7 +28,7 @@ from gmmc.evaluations import (
     samples,
     validation,
 )
-from gmmc.evaluations.generation import was_made_to_sample
+from gmmc.evaluations.generation import can_sample
 from gmmc.evaluations.result import Result, conditions
 from gmmc.models import Classifier
 from gmmc.pixels import Shape
@@ -36,7 +36,7 @@ from gmmc.places import PNG_MARK, check_replaceable, check_within, has_mark
 from gmmc.records import check_keeps_results, listed_files
 from gmmc.runs import RunFolder
 from gmmc.scores import evaluating
-from gmmc.text import shortened
+from gmmc.text import shortened, suggestion
 
 EVALUATIONS: dict[str, Callable[..., Result]] = {
     "accuracy": accuracy.evaluate,
@@ -187,19 +187,15 @@ def choose(model: nn.Module, names: Iterable[str]) -> list[str]:
     chosen = list(names)
     for name in chosen:
         if name not in EVALUATIONS:
-            raise InputError(f"unknown evaluation {shortened(name)}; known are {', '.join(EVALUATIONS)}")
-        if name in NEED_SAMPLES and not can_sample(model):
-            raise InputError(f"evaluation {name!r} needs a model that can sample, got {type(model).__name__}")
+            raise InputError(f"unknown evaluation {shortened(name)}; {suggestion(name, EVALUATIONS)}")
+        if name in NEED_SAMPLES:
+            if not isinstance(model, Classifier):
+                got = type(model).__name__
+                raise InputError(f"evaluation {name!r} needs a model that can sample, got {got}")
+            model.check_can_sample()
     return chosen or [
-        name
-        for name in EVALUATIONS
-        if name not in LONG and (name not in NEED_SAMPLES or was_made_to_sample(model))
+        name for name in EVALUATIONS if name not in LONG and (name not in NEED_SAMPLES or can_sample(model))
     ]
-
-
-def can_sample(model: nn.Module) -> bool:
-    """One of ours, but not a softmax classifier trained without samples."""
-    return isinstance(model, Classifier) and model.can_sample
 
 
 __all__ = ["EVALUATIONS", "Result", "evaluate"]

@@ -12,12 +12,13 @@ from gmmc.data import Dataset
 from gmmc.evaluations import intervals
 from gmmc.evaluations.calibration import brier
 from gmmc.evaluations.result import Result, conditions
+from gmmc.evaluations.temperatures import IN_WORDS, used
 from gmmc.progress import Progress
-from gmmc.scores import batched, check_finite
+from gmmc.scores import batched, check_finite, tempered
 
 
 def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
-    labels, classes = data.test.labels, len(data.class_names)
+    network, labels, classes = tempered(model), data.test.labels, len(data.class_names)
     logits = logits_of(model, data.test.images)
     predicted = logits.argmax(-1)
     hits = int((predicted == labels).sum())
@@ -41,7 +42,13 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
             "class_names": list(data.class_names),
         },
         flags=doubts(logits, nll),
-        conditions=conditions(model, split="test", images=len(labels)),
+        conditions=conditions(
+            model,
+            split="test",
+            images=len(labels),
+            temperature=IN_WORDS[used(network)],
+            gamma2=network.gamma2,
+        ),
     )
 
 
@@ -57,7 +64,7 @@ def doubts(logits: Tensor, nll: float) -> list[str]:
     classes = logits.shape[-1]
     if nll > math.log(classes):
         guess = f"a uniform guess has {math.log(classes):.3g}"
-        flags.append(f"overconfident as it is stored: the NLL is worse than knowing nothing ({guess})")
+        flags.append(f"overconfident: the NLL is worse than knowing nothing ({guess})")
     if (logits >= 0).all() and ((logits.sum(-1) - 1).abs() < 1e-4).all():
         flags.append("the model seems to give probabilities, not logits: give their logarithms")
     return flags

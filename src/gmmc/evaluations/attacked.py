@@ -13,8 +13,9 @@ from gmmc.evaluations import intervals
 from gmmc.progress import Progress
 from gmmc.randomness import generator
 from gmmc.runs import RunFolder
+from gmmc.scores import check_finite
 
-FORMAT = 3  # another number where an attack changes: an interrupted evaluation then restarts
+FORMAT = 4  # another number where an attack changes: an interrupted evaluation then restarts
 FEW = 50  # images below which a number is a rough one
 PARTIAL = ("cw",)  # not on all images: it counts for the worst case, and has no accuracy of its own
 
@@ -27,12 +28,20 @@ def choose_images(images: LabelledImages, count: int, seed: int) -> LabelledImag
     return images[order[:count]]
 
 
+def check_answers(target: Target, images: Tensor) -> None:
+    """Refuse a model whose logits of clean images are not finite: every attack would seem to succeed."""
+    with torch.no_grad():
+        logits = torch.cat([target(part) for part in images.split(target.batch)])
+    check_finite(logits.logsumexp(1))  # a class may have −∞: its prior may be zero
+
+
 def open_store(
     name: str, folder: RunFolder | None, target: Target, attacked: LabelledImages, *settings: object
 ) -> Store:
     """Progress of an evaluation with these weights, images and settings, and of no other."""
     weights = target.module.state_dict().values()
-    key = content_key(FORMAT, target.batch, *settings, attacked.images, attacked.labels, *weights)
+    sizes = (target.batch, target.gamma2)
+    key = content_key(FORMAT, *sizes, *settings, attacked.images, attacked.labels, *weights)
     return Store(folder.work(name) / f"{key[:16]}.safetensors" if folder else None, key)
 
 
@@ -70,6 +79,6 @@ def shared_conditions(campaign: Campaign, data: Dataset) -> dict[str, Any]:
         "images": f"{len(campaign.labels)} of {len(data.test)} test images, drawn at random",
         "seed": campaign.seed,
         "threat": "x and x + δ in [0, 1], ε checked after every attack; no rounding to 8 bits",
-        "logits": "as users get them; deterministic",
+        "logits": "as users get them, at gamma2; deterministic",
         "gamma2": campaign.target.gamma2,
     }

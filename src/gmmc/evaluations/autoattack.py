@@ -14,6 +14,7 @@ from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.evaluations.attacked import (
     accuracies,
+    check_answers,
     choose_images,
     few,
     open_store,
@@ -34,6 +35,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFo
     store = open_store("autoattack", folder, target, attacked, THREATS, QUERIES, cfg.seed)
     with target.exposed() as prepared, Progress("AutoAttack", 1) as bar:
         images, labels = prepared(attacked.images), attacked.labels.to(target.device)
+        check_answers(target, images)
         campaign = Campaign(target, images, labels, cfg.seed, store)
         attack = AutoAttack(campaign, len(data.class_names), PARTS, QUERIES)
         show_progress(campaign, len(THREATS) * attack.work(), bar)

@@ -8,7 +8,7 @@ from gmmc import core
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.evaluations.result import Result, conditions
-from gmmc.evaluations.temperatures import IN_WORDS, doubts_of_fit, fitted_on, temperatures
+from gmmc.evaluations.temperatures import IN_WORDS, doubts_of_fit, fitted_on, temperatures, used
 from gmmc.progress import Progress
 from gmmc.randomness import generator
 from gmmc.scores import logits_at, tempered, unit_energies
@@ -23,22 +23,23 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
     with Progress("calibration", len(labels)) as bar:
         energies = unit_energies(network, data.test.images, bar.update)
     found = temperatures(network, data)
-    values, curves, flags = {}, {}, doubts_of_fit(found)
+    values, curves = {}, {}
     for name, gamma2 in found.items():
         logits = logits_at(network, energies, gamma2)
         measured, curves[name] = measure(logits, labels, cfg.seed)
         values |= {f"{name}/{key}": value for key, value in {"gamma2": gamma2, **measured}.items()}
-        flags += doubts(IN_WORDS[name], measured)
+    shown = used(network)
     return Result(
         values=values,
         curves=curves,
-        flags=flags,
+        flags=[*doubts_of_fit(found), *doubts(IN_WORDS[shown], values[f"{shown}/saturated"])],
         conditions=conditions(
             model,
             split="test",
             images=len(labels),
             bins=f"{BINS} of equal width, the last one closed",
-            fitted_on=fitted_on(data),
+            default_temperature=IN_WORDS[shown],
+            fitted_on=fitted_on(network, data),
         ),
     )
 
@@ -113,10 +114,10 @@ def brier(posterior: Tensor, labels: Tensor) -> float:
     return (posterior - truth).square().sum(-1).mean().item()
 
 
-def doubts(temperature: str, values: dict[str, float]) -> list[str]:
-    if values["saturated"] < SATURATED:
+def doubts(temperature: str, saturated: float) -> list[str]:
+    if saturated < SATURATED:
         return []
     return [
-        f"saturated with {temperature}: {values['saturated']:.0%} of the confidences are exactly 1 in single "
+        f"saturated with {temperature}: {saturated:.0%} of the confidences are exactly 1 in single "
         "precision, and say nothing about which of these images are wrong"
     ]

@@ -15,7 +15,7 @@ def checks(result: Result) -> dict[str, bool]:
     """What was looked for and found, in words → whether it casts doubt on the accuracies."""
     values, found = result.values, {}
     still = values["zero_gradient_share"]
-    found[f"gradients of the cross-entropy are exactly zero for {still:.1%} of the images"] = still > 0
+    found[f"gradients of PGD’s cross-entropy are exactly zero for {still:.1%} of the images"] = still > 0
     curve = result.curves["linf"]
     largest = curve["eps"][-1]
     for attack, words in (("paper_pgd", "PGD by the paper’s protocol"), ("worst_case", "the worst case")):

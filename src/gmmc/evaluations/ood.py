@@ -20,6 +20,7 @@ from gmmc.progress import Progress
 from gmmc.scores import Tempered, check_finite, feature_scores, features, gradient_norms, tempered
 
 REPLICATES = 200
+MOSTLY = 0.5  # share of another set that is too much to accept
 INSIDE = "test images"  # beside the names of the other sets, where a value is of one set alone
 
 SCORE_WORDS = {
@@ -61,7 +62,13 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
         values=values,
         intervals=ranges,
         curves=curves,
-        flags=[*flags, *doubts_of_fit(found), *ties(inside), *doubts(values, ranges)],
+        flags=[
+            *flags,
+            *doubts_of_fit(found),
+            *accepted_sets(values, rule),
+            *ties(inside),
+            *doubts(values, ranges),
+        ],
         conditions=conditions(
             model,
             positive="in-distribution: a higher score means inside",
@@ -73,7 +80,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
             outside_notes=[note for other in sets for note in other.notes],
             scores="max_posterior at each temperature; all others at γ = 1",
             temperatures=found,
-            fitted_on=fitted_on(data),
+            fitted_on=fitted_on(network, data),
             **neighbours(model),
             **({"abstains": rule} if rule else {}),
             intervals=f"95%, {REPLICATES} bootstrap draws of both sets; none where these do not overlap",
@@ -227,15 +234,27 @@ def ties(inside: Scores) -> list[str]:
     ]
 
 
+def accepted_sets(values: dict[str, float], rule: dict[str, Any]) -> list[str]:
+    """Warn about other sets of which the model accepts more than half."""
+    shares = {
+        key.removesuffix("/accepted"): value for key, value in values.items() if key.endswith("/accepted")
+    }
+    return [
+        f"{name}: the model accepts {share:.0%} of these images, by {SCORE_WORDS[rule['score']]}"
+        for name, share in shares.items()
+        if name != INSIDE and share > MOSTLY
+    ]
+
+
 def doubts(values: dict[str, float], ranges: dict[str, tuple[float, float]]) -> list[str]:
-    """Sets that look more familiar than the test images, by which score at its last temperature."""
-    last = {}
+    """Sets that look more familiar than the test images, by which score at its first temperature."""
+    first: dict[tuple[str, str], tuple[str, float]] = {}
     for place, value in values.items():
         if place.endswith("/auroc"):
             name, score, _, _ = place.split("/")
-            last[name, score] = place, value
+            first.setdefault((name, score), (place, value))
     wrong: dict[str, list[str]] = {}
-    for (name, score), (place, value) in last.items():
+    for (name, score), (place, value) in first.items():
         if ranges.get(place, (value, value))[1] < 0.5:
             wrong.setdefault(name, []).append(f"{value:.2f} by {SCORE_WORDS[score]}")
     return [

@@ -24,6 +24,7 @@ from gmmc.errors import InputError
 from gmmc.evaluations import intervals, masking
 from gmmc.evaluations.attacked import (
     accuracies,
+    check_answers,
     choose_images,
     few,
     open_store,
@@ -50,6 +51,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFo
     store = open_store("robustness", folder, target, attacked, preset, cfg.seed, *other_weights)
     with target.exposed() as prepared, Progress("attacks", 1) as bar:
         images, labels = prepared(attacked.images), attacked.labels.to(target.device)
+        check_answers(target, images)
         campaign = Campaign(target, images, labels, cfg.seed, store)
         imitated = guides(target, data.train, prepared, cfg.seed)
         protocol = Protocol(campaign, preset, imitated, len(data.class_names), surrogate)
@@ -112,7 +114,7 @@ def described(surrogate: Target | None, run: str) -> str:
 
 
 def zero_gradients(target: Target, images: Tensor, labels: Tensor) -> float:
-    """The share of images whose gradient of the model's own cross-entropy is zero in every pixel."""
+    """Share of images whose gradient of the cross-entropy at the paper's γ² is zero in every pixel."""
     parts = zip(images.split(target.batch), labels.split(target.batch), strict=True)
     still = [(cross_entropy_gradient(target, x, y) == 0).flatten(1).all(1) for x, y in parts]
     return torch.cat(still).double().mean().item()

@@ -81,13 +81,13 @@ def draw_pictures(model: Classifier, images: Tensor, labels: Tensor, seed: int) 
     names, classes = model.class_names, len(model.class_names)
     columns = min(GRID_COLUMNS, len(images) // classes)
     energies = model.energy(images, labels).cpu()
-    with Progress("sampling pictures", 2) as bar:
-        drawn = model.sample(GRID_COLUMNS**2, seed=seed).cpu()
-        bar.update(1)
-        frames = film_frames(model.cfg.sample.steps)
-        shown = torch.arange(min(classes, FILM_CHAINS))
-        film = model.film(shown, seed, frames=frames).cpu()
-        bar.update(2)
+    frames = film_frames(model.cfg.sample.steps)
+    shown = torch.arange(min(classes, FILM_CHAINS))
+    count = GRID_COLUMNS**2
+    with Progress("sampling pictures", count + len(shown)) as bar:
+        drawn = model.sample(count, seed=seed, on_progress=bar.update).cpu()
+        film = model.film(shown, seed, frames=frames, on_progress=lambda done: bar.update(count + done)).cpu()
+        bar.update(count + len(shown))
     shown_names = [names[y] for y in shown]
     return {
         "samples/by_class.png": grid(by_class(images, classes, columns), columns, names),

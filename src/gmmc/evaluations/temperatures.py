@@ -3,23 +3,36 @@
 from gmmc.data import Dataset
 from gmmc.scores import GAMMA2_RANGE, Tempered, fit_gamma2, unit_energies
 
-IN_WORDS = {"paper": "the paper's γ²", "unit": "γ = 1", "fitted": "the fitted γ²"}
+IN_WORDS = {"fitted": "the fitted γ²", "unit": "γ = 1", "paper": "the paper's γ²", "given": "the given γ²"}
 
 
 def temperatures(network: Tempered, data: Dataset) -> dict[str, float]:
-    """γ² by name: the paper's formula, γ = 1, and the least NLL on validation images, where there are any."""
-    found = {} if network.paper is None else {"paper": network.paper}
-    found["unit"] = 1.0
+    """γ² by name: least NLL on validation images; γ = 1; the paper's formula; one given to `at`.
+
+    The fitted γ² of a calibrated model is its own; for other networks it is fitted here.
+    """
+    fitted = network.fitted
+    if fitted is None and len(data.valid):
+        fitted = fit_gamma2(network, unit_energies(network, data.valid.images), data.valid.labels)
+    found = {"fitted": fitted, "unit": 1.0, "paper": network.paper}
+    if used(network) == "given":
+        found["given"] = network.gamma2
+    return {name: gamma2 for name, gamma2 in found.items() if gamma2 is not None}
+
+
+def used(network: Tempered) -> str:
+    """Name of the temperature of the logits that users get."""
+    named = {"fitted": network.fitted, "paper": network.paper, "unit": 1.0}
+    return next((name for name, gamma2 in named.items() if gamma2 == network.gamma2), "given")
+
+
+def fitted_on(network: Tempered, data: Dataset) -> str:
+    """How the fitted γ² was found, for the conditions of a result."""
+    if network.fitted is not None:
+        return "calibration images of the model"
     if len(data.valid):
-        found["fitted"] = fit_gamma2(network, unit_energies(network, data.valid.images), data.valid.labels)
-    return found
-
-
-def fitted_on(data: Dataset) -> str:
-    """How the fitted one was found, for the conditions of a result."""
-    if not len(data.valid):
-        return "nothing: there are no validation images"
-    return f"{len(data.valid)} validation images, by NLL, and one more image with every label at once"
+        return f"{len(data.valid)} validation images, by NLL, and one more image with every label at once"
+    return "nothing: there are no validation images"
 
 
 def doubts_of_fit(found: dict[str, float]) -> list[str]:

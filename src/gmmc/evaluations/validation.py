@@ -22,6 +22,7 @@ from gmmc.evaluations.generation import (
     Images,
     Scores,
     add_distances,
+    can_sample,
     check_counts,
     draw,
     features,
@@ -30,7 +31,6 @@ from gmmc.evaluations.generation import (
     reference_of,
     told_of_chains,
     told_of_features,
-    was_made_to_sample,
 )
 from gmmc.evaluations.generation.buffered import Buffer, evenly
 from gmmc.evaluations.generation.doubts import doubts_of_buffer, doubts_of_chains, doubts_of_counts
@@ -53,7 +53,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFo
         raise InputError("validation needs validation images, got none; train with data.valid above 0")
     scores = Scores()
     told: dict[str, Any] = {"split": "validation", "images": len(data.valid)}
-    if not was_made_to_sample(model):
+    if not can_sample(model):
         add_accuracy(scores, model, data.valid)
         told |= {"generated": 0, "samples": "not measured: the model was trained without any"}
         return Result(scores.values, conditions(model, **told, seed=cfg.seed), scores.ranges)

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gmmc import __version__, config, pretrained, runs
 from gmmc.atomic import write_atomic
@@ -14,11 +14,14 @@ from gmmc.errors import InputError
 from gmmc.inputs import parse_json, read_bytes
 from gmmc.limits import LONG_SHOWN
 from gmmc.models import Classifier
-from gmmc.places import check_replaceable, check_writable, has_mark
-from gmmc.records import CONFIG, MODEL, RESULTS
+from gmmc.places import check_replaceable, check_writable, has_mark, removed_on_failure
+from gmmc.records import CONFIG, DESCRIPTION, MODEL, RESULTS
 from gmmc.text import printable, shortened
 
-DESCRIPTION, README = "config.json", "README.md"
+if TYPE_CHECKING:
+    from gmmc.report.reading import Run
+
+README = "README.md"
 FILES = (DESCRIPTION, MODEL, README)
 MARK = "gmmc"  # in the description: the version that wrote it
 CARD_HASH = "card_sha256"  # in the description: an edited card is its editor's
@@ -52,6 +55,15 @@ def save_pretrained(
     told = card.read(
         None if isinstance(source, Classifier) else _folder_of(source), folder, model.cfg, results
     )
+    with removed_on_failure(folder):
+        _write(model, told, folder, licence)
+    return folder
+
+
+def _write(model: Classifier, told: "Run", folder: Path, licence: str | None) -> None:
+    """Write the three files; a refusal on the way leaves none of them behind."""
+    from gmmc.hub import card
+
     new = folder / f".{MODEL}.tmp"
     try:
         runs.save_model(new, model)
@@ -67,7 +79,6 @@ def save_pretrained(
         write_atomic(folder / README, text)
     finally:
         new.unlink(missing_ok=True)
-    return folder
 
 
 def from_pretrained(source: str | Path, *, device: str = "cpu", revision: str | None = None) -> Classifier:

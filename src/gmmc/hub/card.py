@@ -94,10 +94,10 @@ def about(model: Classifier) -> str:
     colours = {1: "grey images", 3: "colour images"}.get(channels, f"images of {channels} channels")
     inputs = f"vectors of {channels} numbers" if is_vector(model.shape) else f"{colours} of {height}×{width}"
     classes = f"{len(model.class_names)} classes ({', '.join(map(escaped, model.class_names))})"
-    fitted = f"; fitted on validation images, {plain(model.reference.gamma2)}" if model.reference else ""
+    fitted = f"{plain(model.reference.gamma2)}, fitted on validation images; " if model.reference else ""
     return (
         f"A classifier made with gmmc: `{model.cfg.model.backbone}` with the head `{model.cfg.model.head}`, "
-        f"{count} parameters, {inputs}, {classes}. γ² as stored: {plain(model.head.gamma2.item())}{fitted}."
+        f"{count} parameters, {inputs}, {classes}. γ²: {fitted}{plain(model.head.gamma2.item())} as trained."
     )
 
 
@@ -213,15 +213,16 @@ def loading(model: Classifier, name: str) -> str:
     vectors = f"rows of {numbers} numbers, mapped into [0, 1], as (N, {numbers}, 1, 1)"
     taken = vectors if is_vector(model.shape) else "uint8 or [0, 1]"
     quoted = json.dumps(name, ensure_ascii=False)
+    calibrated = ", calibrated" if model.reference else ", not calibrated"
     lines = [
         "import gmmc",
         "",
         f"model = gmmc.from_pretrained({quoted})  # a folder, or user/{name} on the Hub",
-        f"model.predict_proba(images)  # p(y|x) at the stored γ²; images: {taken}",
+        f"model.predict_proba(images)  # p(y|x){calibrated}; images: {taken}",
     ]
     if model.reference:
         lines.append("model.answer(images)  # class, calibrated confidence, and whether it should abstain")
-    if model.cfg.samples:
+    if model.can_sample:
         lines.append("model.sample(10, seed=0)  # images in [0, 1]")
     return "```python\n" + "\n".join(lines) + "\n```"
 

@@ -12,6 +12,7 @@ from gmmc.errors import InputError
 from gmmc.records import CONFIG, LAST_GOOD, MODEL, RESULTS
 
 SHIPPED = Path(__file__).parent
+DRAWN = "drawn"  # images by `gmmc sample --balanced`: nothing of a data set ships, and no network is needed
 MAKES_A_RUN = (MODEL, CONFIG, RESULTS, LAST_GOOD)  # any of these
 
 
@@ -65,6 +66,11 @@ def newest(run: str | Path) -> Path:
     own = Path("runs") / path.name
     named = path != Path(run)  # not led to the package by a path, which means what it says
     return own if named and _same(MODEL, own, path) else path
+
+
+def drawn_images(run: str | Path) -> list[Path]:
+    """Images that come with a shipped model, which drew them; none for other runs."""
+    return sorted((_folder(find(run)) / DRAWN).glob("*.png")) if is_shipped(run) else []
 
 
 def own_copy(run: str | Path) -> Path:

@@ -36,7 +36,7 @@ FAMILIES = (
     Family(
         "The paper’s protocol",
         WARM,
-        {PAPER: "PGD-40 on cross-entropy, stored γ²"},
+        {PAPER: "PGD-40 on cross-entropy, the paper’s γ²"},
         ("pgd",),
         tuple((f"linf_{epsilon}", f"linf_{epsilon}_255") for epsilon in (4, 8, 16, 32)),
     ),

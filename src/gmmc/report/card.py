@@ -1,6 +1,5 @@
 """The model card: what a model is for in the words of card.toml, with the numbers of results.json."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +11,7 @@ from gmmc.report.numbers import plain
 from gmmc.report.ood import INSIDE, SCORES, SETS, TEMPERATURES, Places, rule
 from gmmc.report.parts import Cell, Group, Line, Panel, Section, Table, per_run, value_lines
 from gmmc.report.reading import CARD, Run
-from gmmc.text import shortened
+from gmmc.text import shortened, suggestion
 
 TITLE = "title"
 HEADINGS = {
@@ -33,8 +32,8 @@ UNDER_ATTACK = (ROBUST, f"linf_8/{PAPER}/accuracy")
 UNDER_AUTOATTACK = tuple(f"{threat}/{AUTOATTACK}/accuracy" for threat in ("linf_8", "linf_4"))
 NO_ROBUSTNESS = "not measured: do not assume any"
 CARRIED = {
-    "paper/gamma2": "γ² by the paper’s formula",
     "fitted/gamma2": "γ² fitted on validation images: the temperature of its confidences",
+    "paper/gamma2": "γ² by the paper’s formula",
 }
 # Unselected samples, the first there is; the whole picture stands in the section of its evaluation.
 SAMPLES = {
@@ -67,9 +66,7 @@ def words(run: Run) -> Words:
 def _check(key: str, text: object, file: str) -> None:
     known = [TITLE, *HEADINGS]
     if key not in known:
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-        raise InputError(f"unknown key {shortened(key)} in {file}; {hint}")
+        raise InputError(f"unknown key {shortened(key)} in {file}; {suggestion(key, known)}")
     points = text if isinstance(text, list) and key != TITLE else [text]
     if not points or not all(isinstance(point, str) and point.strip() for point in points):
         rule = "text" if key == TITLE else "text or a list of texts"

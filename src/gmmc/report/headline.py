@@ -39,21 +39,18 @@ KINDS = {"ood/log_density": "auroc", "pgd": "accuracy"}  # how numbers are writt
 GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
     "accuracy": (
         "Classification",
-        (
-            Wanted("test accuracy", "top1", "top1", ACCURACY_TABLES),
-            Wanted("NLL, as the model is stored", "nll"),
-            Wanted("Brier score, likewise", "brier"),
-        ),
+        (Wanted("test accuracy", "top1", "top1", ACCURACY_TABLES),),
     ),
     "calibration": (
         "Calibration",
         (
-            Wanted("ECE with the paper’s γ²", "paper/ece"),
-            Wanted("ECE with γ = 1", "unit/ece"),
             Wanted("ECE with γ² fitted on validation images", "fitted/ece"),
+            Wanted("NLL with γ² fitted on validation images", "fitted/nll"),
+            Wanted("Brier score with γ² fitted on validation images", "fitted/brier"),
             # Beside none of ours: the paper does not say at which temperature it measured.
             Wanted("ECE with a γ² that was not stated", "", "ece", ("calibration",)),
-            Wanted("NLL with γ² fitted on validation images", "fitted/nll"),
+            Wanted("ECE with γ = 1", "unit/ece"),
+            Wanted("ECE with the paper’s γ²", "paper/ece"),
         ),
     ),
     "ood": ("Other images (AUROC of log p(x){temperature})", ()),  # a line per set, see `lines_of`

@@ -1,13 +1,14 @@
 """What the report knows of a run: its files, as they are at this moment."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from gmmc import pretrained
 from gmmc.config import read_toml
 from gmmc.errors import InputError
+from gmmc.inputs import kind_of
 from gmmc.limits import LONG_SHOWN
 from gmmc.records import CONFIG, LAST_GOOD, MODEL, RESULTS, is_training, read_metrics, read_results
 from gmmc.text import printable, shortened
@@ -70,7 +71,8 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     for path in paths:
         if not (path / CONFIG).is_file() and not (path / RESULTS).is_file():
             shipped = pretrained.listed("; models that ship with gmmc")
-            shown = shortened(str(path), LONG_SHOWN)
+            kind = "has none" if path.is_dir() else kind_of(path)
+            shown = f"{shortened(str(path), LONG_SHOWN)}, which {kind}"
             raise InputError(f"RUN must be a run folder, with a {CONFIG} in it, got {shown}{shipped}")
     return [_read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
 
@@ -108,7 +110,23 @@ def _entry(file: Path, name: str, entry: Any) -> Entry:
     if not parts or any(not isinstance(parts[key], kind) for key, kind in PARTS.items()):
         shown = shortened(name)
         raise InputError(f"{file} is damaged in entry {shown}; run gmmc evaluate with {shown[1:-1]} again")
-    return Entry(**parts)
+    found = Entry(**parts)
+    return _at_paper_gamma2(found) if name == "accuracy" and _is_at_paper_gamma2(found) else found
+
+
+def _is_at_paper_gamma2(entry: Entry) -> bool:
+    """Whether an older gmmc measured accuracy of one of its models with class means: at the paper's γ²."""
+    settings = entry.conditions.get("settings")
+    model = settings.get("model") if isinstance(settings, dict) else None
+    has_means = isinstance(model, dict) and model.get("head", "mmc") != "linear"
+    return has_means and "temperature" not in entry.conditions
+
+
+def _at_paper_gamma2(entry: Entry) -> Entry:
+    """Name the temperature of NLL and Brier score, and drop the warning that follows from it."""
+    values = {f"paper/{key}" if key in ("nll", "brier") else key: v for key, v in entry.values.items()}
+    flags = [flag for flag in entry.flags if "knowing nothing" not in str(flag)]
+    return replace(entry, values=values, flags=flags)
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

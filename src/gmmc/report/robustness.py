@@ -47,7 +47,7 @@ HEADLINE = {
     "linf_8/paper_pgd/accuracy": "PGD-40, L∞ 8/255: the paper’s protocol",
     "linf_8/worst_case/accuracy": "{worst_case}, L∞ 8/255",
     "l2_0.5/worst_case/accuracy": "{worst_case}, L2 0.5",
-    "zero_gradient_share": "images with a gradient of exactly zero (cross-entropy, stored γ²)",
+    "zero_gradient_share": "images with a gradient of exactly zero (cross-entropy, the paper’s γ²)",
 }
 
 

@@ -27,11 +27,18 @@ from gmmc.report.parts import (
 from gmmc.report.reading import Entry, Run
 from gmmc.report.robustness import autoattack, robustness
 
-TEMPERATURES = {"paper": "the paper’s γ²", "unit": "γ = 1", "fitted": "γ² fitted on validation images"}
+TEMPERATURES = {
+    "fitted": "γ² fitted on validation images",
+    "unit": "γ = 1",
+    "paper": "the paper’s γ²",
+    "given": "the given γ²",
+}
 LABELS = {
     "top1": "accuracy",
     "nll": "NLL",
     "brier": "Brier score",
+    "paper/nll": "NLL at the paper’s γ²",
+    "paper/brier": "Brier score at the paper’s γ²",
     "errors": "wrong images",
     "svc_agreement": "samples an independent SVC recognises",
     "svc_test_accuracy": "accuracy of that SVC on real test images",

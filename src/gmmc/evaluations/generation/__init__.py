@@ -128,8 +128,7 @@ def evaluate(
 
 def check(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> None:
     """Refuse before the work what cannot be done."""
-    if not model.can_sample:
-        raise InputError("generation needs a model that can sample, got a softmax classifier without samples")
+    model.check_can_sample()
     check_counts("generation", data, cfg, ("train", "test"))
     fewest = fewest_chains(data)
     if 0 < cfg.generated_by_steps < fewest:
@@ -154,9 +153,8 @@ def fewest_chains(data: Dataset) -> int:
     return max(FEWEST, 2 * len(data.class_names))
 
 
-def was_made_to_sample(model: nn.Module) -> TypeGuard[Classifier]:
-    """Chains of a model that was trained without any take as long and show little."""
-    return isinstance(model, Classifier) and model.can_sample and model.cfg.samples
+def can_sample(model: nn.Module) -> TypeGuard[Classifier]:
+    return isinstance(model, Classifier) and model.can_sample
 
 
 # --- the images ---

@@ -65,7 +65,7 @@ def evenly(count: int, most: int) -> Tensor:
 
 
 def most_confident(model: Classifier, images: Tensor) -> Tensor:
-    """Places of the 90% of each predicted class that the model is most sure of, with the stored γ²."""
+    """Places of the 90% of each predicted class that the model is most sure of, at the paper's γ²."""
     network = model.tempered()
     logits = logits_at(network, unit_energies(network, images), model.head.gamma2.item())
     predicted = logits.argmax(1)
