@@ -38,6 +38,15 @@ def test_pack_and_unpack(tmp_path):
     )
 
 
+def test_tensors_come_in_the_order_of_their_names(tmp_path):
+    """In the order of safetensors, which is random in each process, a seeded choice would not repeat itself."""
+    names = [f"tensor {number:02}" for number in range(30)]
+    content, _ = pack({name: torch.zeros(1) for name in reversed(names)}, {})
+    path = tmp_path / "many.safetensors"
+    path.write_bytes(content)
+    assert list(unpack(path)[0]) == names
+
+
 def test_every_altered_byte_is_noticed(tmp_path):
     path, *_ = packed(tmp_path)
     whole = path.read_bytes()
@@ -107,6 +116,24 @@ class TestStates:
         assert state.step == 3
         assert state.tensors["x"].tolist() == [3, 3]
         assert complaints == []
+
+    def test_states_to_roll_back_to_are_kept(self, tmp_path):
+        folder = self.folder(tmp_path, steps=range(1, 4))
+        for step in range(4, 8):
+            state = moment(step)
+            state.info["good"] = [2, 3]
+            folder.save_state(state)
+        assert [path.name[:14] for path in self.files(tmp_path)] == [
+            f"step-00000000{s}" for s in (2, 3, 6, 7)
+        ]
+        newest, _ = folder.load_state()
+        states, complaints = folder.load_good(newest)
+        assert [state.tensors["x"].tolist() for state in states] == [[2, 2], [3, 3]]
+        assert complaints == []
+        self.files(tmp_path)[0].write_bytes(b"damaged")
+        (state,), (complaint,) = folder.load_good(newest)
+        assert state.step == 3
+        assert "step-000000002" in complaint
 
     @pytest.mark.parametrize("damage", ["truncate", "alter", "empty", "rename"])
     def test_a_damaged_one_is_named_and_the_one_before_is_taken(self, tmp_path, damage):
@@ -225,6 +252,21 @@ class TestSharedStates:
         state, complaints = folder.load_state(0, 2)
         assert state.step == 2
         assert "lacks the part of process 1" in complaints[0]
+
+    def test_an_unfinished_rollback_leaves_the_states_before_it(self, tmp_path):
+        """Killed when rank 1 had written the state to go back to, and rank 0 had not."""
+
+        def killed():
+            raise KeyboardInterrupt
+
+        folder = self.folder(tmp_path)
+        again = moment(1, 2, self.rows(1))
+        again.info["rollbacks"] = 1
+        with pytest.raises(KeyboardInterrupt):
+            folder.save_state(again, 1, killed)
+        for rank in (0, 1):
+            state, complaints = folder.load_state(rank, 2)
+            assert (state.step, complaints) == (3, [])
 
     def test_parts_without_the_first_are_not_there_yet(self, tmp_path):
         folder = self.folder(tmp_path)

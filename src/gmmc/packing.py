@@ -31,13 +31,14 @@ def pack(tensors: dict[str, Tensor], info: dict[str, Any]) -> tuple[bytes, str]:
 def unpack(
     path: Path, most: int | None = None, bound: str = ""
 ) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """Return (tensors, info, hash) of a packed file; Damaged when the content is not the one that was hashed.
+    """Return (tensors by sorted name, info, hash) of a packed file; Damaged when the content does not match its hash.
 
     With `most`, a larger file is an OSError that names the constant `bound` of `limits`.
     """
     raw = read_bytes(path, most, bound)
     try:
-        tensors = safetensors.torch.load(raw)
+        loaded = safetensors.torch.load(raw)  # in random order
+        tensors = {name: loaded[name] for name in sorted(loaded)}
         (length,) = struct.unpack("<Q", raw[:8])
         header = parse_json(parse_json(raw[8 : 8 + length], "header")["__metadata__"]["gmmc"], "header")
         text, digest = header["info"], header["sha256"]
