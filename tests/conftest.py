@@ -1,6 +1,7 @@
 """Tiny data and recipes: a training takes a second."""
 
 import math
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +17,15 @@ from gmmc.evaluations import autoattack
 from gmmc.evaluations.generation import small_features
 from gmmc.learner import Learner
 from gmmc.models import Classifier
+from gmmc.precision import cpu_traps_bf16
 from gmmc.processes import build_fabric
 from gmmc.train import train
 from processes import DEADLINE, started
 
+# Where bf16 ends a process, it would end the whole suite; child processes inherit the remedy.
+if cpu_traps_bf16():
+    os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
+    cpu_traps_bf16.cache_clear()
 torch.set_num_threads(1)  # tiny tensors: threads cost more than they bring, all the more on a busy machine
 
 TINY = {

@@ -161,6 +161,17 @@ class TestChoosing:
             monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda built_in=built_in: built_in)
             assert engine.resolve_precision("auto", self.cpu) == expected
 
+    def test_a_cpu_that_traps_bf16_computes_in_fp32(self, monkeypatch, capsys):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+        monkeypatch.setattr(engine, "cpu_traps_bf16", lambda: True)
+        engine._warn_of_trapped_bf16.cache_clear()
+        assert [engine.resolve_precision(asked, self.cpu) for asked in ("auto", "auto", "fp32")] == [
+            "fp32"
+        ] * 3
+        assert capsys.readouterr().err.count("ONEDNN_MAX_CPU_ISA") == 1  # the remedy, named once
+        with pytest.raises(InputError, match=r"train\.precision=bf16 .*ONEDNN_MAX_CPU_ISA"):
+            engine.resolve_precision("bf16", self.cpu)
+
     def test_fresh_samples_do_not_depend_on_how_the_training_was_run(self):
         for asked in ("auto", "graph", "compiled"):
             assert engine.choose_for_samples(asked, self.cpu) == Engine(repeatable=True)

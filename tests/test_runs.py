@@ -39,7 +39,7 @@ def test_pack_and_unpack(tmp_path):
 
 
 def test_tensors_come_in_the_order_of_their_names(tmp_path):
-    """In the order of safetensors, which is random in each process, a seeded choice would not repeat itself."""
+    """The order of safetensors is random in each process."""
     names = [f"tensor {number:02}" for number in range(30)]
     content, _ = pack({name: torch.zeros(1) for name in reversed(names)}, {})
     path = tmp_path / "many.safetensors"

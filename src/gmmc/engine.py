@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from gmmc.backbones import LAYOUT, batch_norms
 from gmmc.errors import InputError
 from gmmc.fused import FusedNetwork
+from gmmc.precision import cpu_traps_bf16
 from gmmc.printing import print_line
 from gmmc.progress import is_quiet
 from gmmc.ranks import is_leader
@@ -27,6 +28,10 @@ from gmmc.sampling import Energy, PlainMover, Walk, input_gradient, stepped
 # Compiling takes 10 to 30 seconds; it pays from about here on (docs/log.md).
 COMPILE_FROM_STEPS = 20_000  # of the sampler
 COMPILE_FROM_UPDATES = 10_000
+TRAPPED = (  # and the remedy
+    "this CPU reports AMX but traps its instructions; "
+    "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 for bf16 without AMX"
+)
 PLAIN_CALLS = 3  # before a capture: libraries choose their kernels and take their memory
 
 
@@ -61,14 +66,29 @@ def choose_for_samples(asked: str, device: torch.device) -> Engine:
 
 
 def resolve_precision(asked: str, device: torch.device) -> str:
-    """What `train.precision=auto` is on this device: bf16 where its arithmetic is built in."""
-    if asked != "auto":
-        return asked
+    """Return fp32 or bf16 for `train.precision`; auto is bf16 where its arithmetic is built in."""
+    if asked == "auto":
+        return "bf16" if _has_bf16(device) else "fp32"
+    if asked == "bf16" and device.type == "cpu" and cpu_traps_bf16():
+        raise InputError(f"train.precision=bf16 would end this process: {TRAPPED}, or train.precision=fp32")
+    return asked
+
+
+def _has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
-        built_in = torch.cuda.get_device_capability(device) >= (8, 0)
-    else:
-        built_in = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16" if built_in else "fp32"
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):
+        return False
+    if cpu_traps_bf16():
+        _warn_of_trapped_bf16()
+        return False
+    return True
+
+
+@functools.cache
+def _warn_of_trapped_bf16() -> None:
+    """Print one line per process."""
+    say(f"computing in fp32: {TRAPPED}")
 
 
 # --- capturing ---

@@ -31,7 +31,7 @@ def pack(tensors: dict[str, Tensor], info: dict[str, Any]) -> tuple[bytes, str]:
 def unpack(
     path: Path, most: int | None = None, bound: str = ""
 ) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """Return (tensors by sorted name, info, hash) of a packed file; Damaged when the content does not match its hash.
+    """Return (tensors, sorted by name; info; hash) of a packed file; Damaged when it does not match its hash.
 
     With `most`, a larger file is an OSError that names the constant `bound` of `limits`.
     """

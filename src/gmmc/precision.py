@@ -1,5 +1,9 @@
 """Enough digits, where a number is to be compared with others."""
 
+import functools
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +23,20 @@ def full_float32() -> Iterator[None]:
         yield
     finally:
         cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+
+
+@functools.cache
+def cpu_traps_bf16() -> bool:
+    """Whether a bf16 product ends the process on this CPU; a process of its own tries one.
+
+    Some virtual machines report AMX, which oneDNN then uses, but trap its instructions. Nothing is tried where
+    ONEDNN_MAX_CPU_ISA limits oneDNN.
+    """
+    if "ONEDNN_MAX_CPU_ISA" in os.environ or not torch.cpu._is_amx_tile_supported():
+        return False
+    product = "import torch; torch.nn.functional.linear(*torch.ones(2, 64, 64, dtype=torch.bfloat16))"
+    # -P: no torch.py of the current folder
+    return subprocess.run([sys.executable, "-P", "-c", product], capture_output=True).returncode != 0
 
 
 def full_precision(x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from gmmc.backbones import build_backbone
 from gmmc.bench.cells import Cell
 from gmmc.bench.measure import Timing, time_calls
 from gmmc.config import ModelConfig
+from gmmc.precision import cpu_traps_bf16
 
 CPU = torch.device("cpu")
 
@@ -28,7 +29,8 @@ class Variant:
 
 def eager_variants(most: int) -> list[Variant]:
     counts = dict.fromkeys([1, most])
-    return [Variant(*choice) for choice in itertools.product(counts, (False, True), (False, True))]
+    bf16 = (False,) if cpu_traps_bf16() else (False, True)
+    return [Variant(*choice) for choice in itertools.product(counts, (False, True), bf16)]
 
 
 def compare(cell: Cell, *, seconds: float) -> tuple[list[dict[str, Any]], list[str]]:
