@@ -29,8 +29,8 @@ def full_float32() -> Iterator[None]:
 def cpu_traps_bf16() -> bool:
     """Whether a bf16 product ends the process on this CPU; a process of its own tries one.
 
-    Some virtual machines report AMX, which oneDNN then uses, but trap its instructions. Nothing is tried where
-    ONEDNN_MAX_CPU_ISA limits oneDNN.
+    Some virtual machines report AMX, which oneDNN then uses, but trap its instructions. Nothing is tried
+    where ONEDNN_MAX_CPU_ISA limits oneDNN.
     """
     if "ONEDNN_MAX_CPU_ISA" in os.environ or not torch.cpu._is_amx_tile_supported():
         return False
