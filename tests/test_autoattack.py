@@ -188,7 +188,7 @@ HALF = [Threat("linf", 0.06), Threat("l2", 0.35)]  # at which about half of the 
 def test_breaks_the_images_that_the_authors_code_breaks(digits, part, threat):
     count, broken, differ = differences(part, digits, threat, 40, 3)
     assert 0.25 * count < broken < 0.85 * count
-    assert differ <= 1
+    assert differ <= 0.05 * count  # the random starts differ, so images at the border may
 
 
 @pytest.mark.slow
@@ -197,4 +197,4 @@ def test_breaks_the_images_that_the_authors_code_breaks(digits, part, threat):
 def test_breaks_the_images_that_the_authors_code_breaks_with_all_targets(digits, part, threat):
     count, broken, differ = differences(part, digits, threat, 120, 9)
     assert 0.25 * count < broken < 0.85 * count
-    assert differ <= (0.15 * count if part == "square" else 1)
+    assert differ <= (0.15 if part == "square" else 0.03) * count

@@ -181,7 +181,7 @@ def test_small_sets_are_not_kept(photos, kept, monkeypatch):
 def test_what_a_killed_process_left_is_cleaned_away(photos, kept):
     load(photos)
     (name,) = entries(kept)
-    old, fresh = kept / f".{name}.1.tmp", kept / f".{name}.2.tmp"
+    old, fresh = kept / f".{name}.1.tmp", kept / f".{name}.{os.getppid()}.tmp"  # both are alive
     for path in (old, fresh):
         path.write_bytes(b"half")
     os.utime(old, (time.time() - 7200, time.time() - 7200))

@@ -16,7 +16,7 @@ def classes_and_dim(draw):
 
 
 @given(classes_and_dim(), st.floats(1e-2, 1e3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_means_form_a_simplex(sizes, scale):
     classes, dim = sizes
     means = core.simplex_means(classes, dim, scale, torch.float64)
@@ -63,7 +63,7 @@ def test_impossible_means_are_refused(arguments, message):
 
 
 @given(st.integers(2, 12), st.floats(0.05, 50), st.integers(0, 1000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_posterior_is_a_linear_softmax_with_weights_mu_over_gamma2(classes, gamma2, seed):
     features = torch.randn(7, 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 5
     means = core.simplex_means(classes, 16, 10.0, torch.float64)
@@ -140,7 +140,6 @@ def test_gamma2_is_recovered_from_gaussian_features():
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=2, max_size=12))
-@settings(deadline=None)
 def test_evenly_spaced_quantiles_give_every_class_its_share(weights):
     priors = torch.tensor(weights, dtype=torch.float64)
     priors /= priors.sum()

@@ -80,12 +80,15 @@ def test_it_learns(fitted, iris):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parameters", [{}, {"image_shape": (8, 8)}], ids=["vectors", "images"])
-def test_digits_with_defaults(parameters):
+@pytest.mark.parametrize(
+    ("parameters", "least"), [({}, 0.96), ({"image_shape": (8, 8)}, 0.975)], ids=["vectors", "images"]
+)
+def test_digits_with_defaults(parameters, least):
+    """Below what was measured (97.3 to 97.8%, 98.4 to 99.6%): another CPU rounds differently."""
     x, y = load_digits(return_X_y=True)
     x, unseen, y, named = train_test_split(x, y, test_size=0.25, random_state=0, stratify=y)
     model = GMMCClassifier(random_state=0, **parameters).fit(x, y)
-    assert model.score(unseen, named) >= 0.97
+    assert model.score(unseen, named) >= least
     assert 0.85 <= model.accepts(unseen).mean() <= 1
     noise = np.random.default_rng(0).uniform(0, 16, (200, 64))
     assert model.accepts(noise).mean() < 0.05

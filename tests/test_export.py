@@ -274,7 +274,7 @@ def test_every_kind_of_model_is_exported(kind, tmp_path):
     runs.save_model(tmp_path / "model.safetensors", model)
     model = runs.load(tmp_path).to(dtype or torch.float32)
     written = to_onnx(model, tmp_path / "a.onnx")
-    assert written.difference < 1e-5
+    assert written.difference < 1e-4  # as the page promises
     session = onnxruntime.InferenceSession(written.path, providers=["CPUExecutionProvider"])
     assert_close(session, model, noise(6, *model.shape), float(written.metadata["gamma2"]))
 

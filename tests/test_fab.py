@@ -62,7 +62,7 @@ def shortest(x, normal, missing, norm) -> float:
 @pytest.mark.parametrize("norm", NORMS)
 class TestStepToBoundary:
     @given(hyperplanes())
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     def test_is_the_shortest_that_ends_there(self, norm, hyperplane):
         x, normal, missing = hyperplane
         d = step(x, normal, missing, norm)

@@ -248,7 +248,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.sampled_from(["shape", "class_names", "trained", "gmmc", "density_gamma2"]), value=JSON)
 def test_any_header_is_read_or_refused(tmp_path, content, key, value):
     """A change that no rule forbids must leave a model that answers."""

@@ -30,7 +30,7 @@ def random_rows(count, seed=0, dtype=torch.float16):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16])
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(operations=operations)
 def test_a_table_is_a_tensor_wherever_it_lies(device, dtype, kind, operations):
     plain = random_rows(ROWS, dtype=dtype)

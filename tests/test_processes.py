@@ -66,9 +66,13 @@ def test_torchrun_does_the_same(two, tmp_path, recipe):
 
 @pytest.mark.slow
 def test_without_samples_it_is_the_training_of_one_process(tmp_path, recipe):
-    """The union of the shares is the batch of a single process, augmentation included: the same weights."""
+    """The union of the shares is the batch of a single process, augmentation included: the same weights.
+
+    By SGD: Adam turns the rounding of a gradient of almost zero into a whole step.
+    """
     for devices in (1, 2):
-        options = ["train.beta=0", "discriminative.noise=0.1", f"train.devices={devices}"]
+        sgd = ["discriminative.optimizer=sgd", "discriminative.lr=1e-3"]
+        options = ["train.beta=0", "discriminative.noise=0.1", *sgd, f"train.devices={devices}"]
         finished(gmmc_command("train", recipe, *options, "--out", tmp_path / f"{devices}"))
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("1", "2"))
     for name, tensor in one.items():
@@ -306,7 +310,9 @@ def test_a_further_process_that_is_lost_before_it_connects_is_reported(tmp_path,
         assert leader.wait(DEADLINE) == 1
     errors = (tmp_path / "stderr").read_text()
     last = errors.splitlines()[-1]
-    assert last.startswith("gmmc: process 1 of this training was killed by signal 9")
+    # On a slow machine it may have connected before it is killed.
+    lost = ("process 1 of this training was killed by signal 9", "another process of this training has ended")
+    assert last.startswith(tuple(f"gmmc: {words}" for words in lost[: 1 + imports]))
     assert "run the same command" in last
     assert errors.count("gmmc: ") == 1
 

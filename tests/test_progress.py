@@ -1,6 +1,7 @@
 import contextlib
 import itertools
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_plain_lines_without_a_terminal(capsys, monkeypatch):
 
 def test_lines_are_rare_but_the_last_is_always_there(capsys, monkeypatch):
     now = itertools.count(step=0.5)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
     monkeypatch.setattr(progress, "PLAIN_EVERY", 200.0)
     with Progress("sampling", 1000) as bar:
         for done in range(1, 1001):
@@ -45,7 +46,7 @@ def test_lines_are_rare_but_the_last_is_always_there(capsys, monkeypatch):
 
 def test_time_left_follows_the_speed(monkeypatch):
     now = iter(range(0, 1000, 10))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
     bar = Progress("training", 100)
     bar.__enter__()
     bar.update(10)

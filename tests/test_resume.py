@@ -115,7 +115,8 @@ def test_a_crash_between_a_good_state_and_a_rollback(tmp_path, monkeypatch):
     cfg = tiny_config(**DIVERGING)
     train(cfg, tmp_path / "whole", tiny_data())
     targets = [line["to"] for line in metrics(tmp_path / "whole") if line.get("event") == "rollback"]
-    assert targets == [8, 8, 8, 8]
+    assert len(targets) > 1
+    assert set(targets) == {8}
     for update in (10, 12, 24):
         out = tmp_path / f"{update}"
         with monkeypatch.context() as crash:

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,7 +37,8 @@ def cpu_traps_bf16() -> bool:
         return False
     product = "import torch; torch.nn.functional.linear(*torch.ones(2, 64, 64, dtype=torch.bfloat16))"
     # -P: no torch.py of the current folder
-    return subprocess.run([sys.executable, "-P", "-c", product], capture_output=True).returncode != 0
+    tried = subprocess.run([sys.executable, "-P", "-c", product], capture_output=True)
+    return tried.returncode == -signal.SIGILL
 
 
 def full_precision(x: Tensor) -> Tensor:

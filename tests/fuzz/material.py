@@ -12,7 +12,7 @@ import numpy as np
 from conftest import tiny_config
 from gmmc import hub
 from gmmc.estimator import GMMCClassifier
-from gmmc.packing import unpack
+from gmmc.packing import pack, unpack
 from gmmc.records import CONFIG, METRICS, MODEL, RESULTS
 from gmmc.train import train
 from image_files import NAMES, pictures, png
@@ -58,8 +58,8 @@ def build(root: Path, run: Path | None = None) -> Material:
         run = root / "trained"
         train(tiny_config(train={"batch_size": 128}, buffer={"size": 200}), run, silent=True)
     (root / RUN).mkdir()
-    for name in (CONFIG, METRICS, MODEL):
-        shutil.copy(run / name, root / RUN / name)
+    shutil.copy(run / CONFIG, root / RUN / CONFIG)
+    _copy_without_clock_and_commit(run, root / RUN)
     (root / RUN / RESULTS).write_text(json.dumps(results()))
     (root / RUN / "card.toml").write_text(CARD)
     hub.save_pretrained(root / RUN, root / HUB)
@@ -68,6 +68,15 @@ def build(root: Path, run: Path | None = None) -> Material:
     estimator.fit(rows, (rows[:, 0] > 0).astype(int))
     (root / ESTIMATOR).write_bytes(pickle.dumps(estimator))
     return Material(root)
+
+
+def _copy_without_clock_and_commit(run: Path, to: Path) -> None:
+    """Copy metrics and model; otherwise a case would damage other bytes in each run and after each commit."""
+    lines = [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
+    (to / METRICS).write_text("".join(json.dumps(line | {"seconds": line["step"]}) + "\n" for line in lines))
+    tensors, info, _ = unpack(run / MODEL)
+    info["trained"]["commit"] = "0" * 40
+    (to / MODEL).write_bytes(pack(tensors, info)[0])
 
 
 def results() -> dict[str, Any]:
