@@ -67,7 +67,7 @@ def test_without_a_suggestion_all_names_are_listed():
 
 
 def test_an_unknown_set_of_other_images_is_not_taken_for_noise():
-    with pytest.raises(InputError, match=r"'mnist'; known are .*fashion_mnist") as refusal:
+    with pytest.raises(InputError, match=r"'mnist' exists; known are .*fashion_mnist") as refusal:
         outside("mnist", tiny_data())
     assert "did you mean" not in str(refusal.value)
 

@@ -187,11 +187,11 @@ def test_the_digits_are_outside_of_other_sets():
     [
         (
             "nosie",
-            "no folder, parquet file or known set of images 'nosie'; did you mean 'noise'",
+            "no folder, parquet file or known set of images 'nosie' exists; did you mean 'noise'",
         ),
         (
             "no/such/folder",
-            "'no/such/folder'; known are noise, constant, interp, inverted, rotated, cutout, digits, cifar10",
+            "'no/such/folder' exists; known are noise, constant, interp, inverted, rotated, cutout, digits, cifar10",
         ),
     ],
 )

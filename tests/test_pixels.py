@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from gmmc.errors import InputError
 from gmmc.pixels import as_batch, as_uint8, to_signed, to_uint8, to_unit
@@ -60,7 +61,8 @@ def test_read_only_arrays_are_no_matter():
         (np.zeros((2, 8, 8), np.int64), "got torch.int64"),
         (np.zeros((2, 8, 8), ">f4"), "images must be an array of uint8 or floating point"),
         (np.zeros((2, 8, 8), object), "images must be an array of uint8 or floating point"),
-        ("photo.png", "images must be an array of uint8 or floating point"),
+        ("photo.png", "images must be an array of uint8 or floating point.*read_images"),
+        (Image.new("L", (8, 8)), r"shape \(N, 1, 8, 8\), got \(8, 8\); gmmc.read_images"),
     ],
 )
 def test_what_is_no_image_is_refused(images, message):

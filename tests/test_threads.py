@@ -56,8 +56,11 @@ def test_a_small_network_has_one_thread_and_a_large_one_torch_s(number):
 
 def test_recipes_for_a_cpu_are_small_and_the_shipped_model_is_not():
     torch.set_num_threads(4)
-    photos = config.load("photos")
+    photos, digits = config.load("photos"), config.load("digits")
     assert threads.choose(photos, (3, photos.data.size, photos.data.size), CPU) == 1
+    assert threads.choose(digits, (1, 8, 8), CPU) == 1
+    # A number in a recipe would count as asked for, and a resumed training would not keep its own.
+    assert (photos.train.threads, digits.train.threads) == (0, 0)
     shipped = runs.load(pretrained.find("cifar10"))
     assert threads.choose(shipped.cfg, shipped.shape, CPU) == 4
 

@@ -12,6 +12,7 @@ from gmmc.errors import InputError
 from gmmc.precision import full_precision
 
 Shape = tuple[int, int, int]  # channels, height, width
+READERS = "gmmc.read_images(files, model) reads files and PIL images"
 
 
 def is_vector(shape: Shape) -> bool:
@@ -52,16 +53,17 @@ def as_batch(images, shape: Shape) -> Tensor:
     try:
         batch = images if isinstance(images, Tensor) else torch.from_numpy(np.array(images))
     except (TypeError, ValueError) as error:
-        raise InputError(f"images must be an array of uint8 or floating point in [0, 1]: {error}") from None
+        reason, _, _ = str(error).partition(". ")  # torch lists all its types
+        rule = "images must be an array of uint8 or floating point in [0, 1]"
+        raise InputError(f"{rule}: {reason}; {READERS}") from None
     channels, height, width = shape
     if channels == 1 and tuple(batch.shape[1:]) == (height, width):
         batch = batch.unsqueeze(1)
     elif tuple(batch.shape[1:]) == (height, width, channels) and tuple(batch.shape[1:]) != shape:
         batch = batch.permute(0, 3, 1, 2)
     if batch.ndim != 4 or tuple(batch.shape[1:]) != shape:
-        raise InputError(
-            f"images must have the shape (N, {channels}, {height}, {width}), got {tuple(batch.shape)}"
-        )
+        rule = f"images must have the shape (N, {channels}, {height}, {width})"
+        raise InputError(f"{rule}, got {tuple(batch.shape)}; {READERS}")
     if batch.dtype == torch.uint8:
         return batch
     if not batch.is_floating_point():

@@ -43,7 +43,7 @@ def _parts(cfg: DataConfig) -> Parts:
     if cfg.name == Dataset.name:
         raise InputError(f"{rule}, got {cfg.name!r}, which only Python gives, as gmmc.GMMCClassifier does")
     near = nearest(cfg.name, SOURCES)
-    hint = f"did you mean {near[0]!r}?" if near else "name yours with data.name=FOLDER"
+    hint = f"did you mean {near[0]!r}?" if near else "data.name=FOLDER names yours"
     raise InputError(f"{rule}, got {shortened(cfg.name)}, which does not exist; {hint}")
 
 

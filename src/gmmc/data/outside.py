@@ -109,7 +109,7 @@ def find_outside(name: str, data: Dataset, seed: int = 0) -> Outside:
     path = expanded(name)
     if not path.exists():
         hint = suggestion(name, known)
-        raise InputError(f"no folder, parquet file or known set of images {shortened(name)}; {hint}")
+        raise InputError(f"no folder, parquet file or known set of images {shortened(name)} exists; {hint}")
     last = path.resolve().name
     # Not to be taken for the set of that name.
     shown = f"{last} (folder)" if last in known else last
