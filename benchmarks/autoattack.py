@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 import gmmc
-from gmmc import provenance
-from gmmc.atomic import write_atomic
-from gmmc.attacks.autoattack import PARTS, QUERIES, TARGETS, AutoAttackPart, Part
-from gmmc.attacks.target import Target
-from gmmc.attacks.threats import Threat
-from gmmc.evaluations.attacked import choose_images
-from gmmc.text import printable
+from gmmc.base import provenance
+from gmmc.base.atomic import write_atomic
+from gmmc.base.text import printable
+from gmmc.evaluations.attack_run import choose_images
+from gmmc.evaluations.attacks.autoattack import PARTS, QUERIES, TARGETS, AutoAttackPart, Part
+from gmmc.evaluations.attacks.target import Target
+from gmmc.evaluations.attacks.threats import Threat
 
 THREATS = Threat.linf(4), Threat.linf(8), Threat("l2", 0.5)
 SEED = 0

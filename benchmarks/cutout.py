@@ -23,20 +23,21 @@ from sklearn.svm import SVC
 from torch import Tensor
 
 import gmmc
-from gmmc import config, provenance
+from gmmc import config
 from gmmc import data as data_sources
-from gmmc.atomic import write_atomic
+from gmmc.base import provenance
+from gmmc.base.atomic import write_atomic
+from gmmc.base.progress import Progress
+from gmmc.base.seeds import generator
+from gmmc.classifier.model import Classifier
+from gmmc.classifier.scores import feature_scores, features
 from gmmc.config import Config
 from gmmc.data import Dataset
 from gmmc.data.augment import cut_out
 from gmmc.evaluations.detection import detect
 from gmmc.evaluations.samples import pixel_vectors
-from gmmc.models import Classifier
 from gmmc.pixels import to_signed, to_uint8, to_unit
-from gmmc.progress import Progress
-from gmmc.randomness import generator
-from gmmc.scores import feature_scores, features
-from gmmc.train import train
+from gmmc.train.loop import train
 
 SIDE = 4  # of the square, in images of 8×8 pixels
 COPIES = 5  # of each validation image, each behind another square

@@ -17,13 +17,14 @@ import torch
 from PIL import Image
 
 import gmmc
-from gmmc import config, provenance
-from gmmc.atomic import write_atomic
-from gmmc.commands import evaluate_run
+from gmmc import config
+from gmmc.base import provenance
+from gmmc.base.atomic import write_atomic
+from gmmc.base.progress import Progress
+from gmmc.cli.commands import evaluate_run
 from gmmc.config import DataConfig
 from gmmc.data import LabelledImages
-from gmmc.progress import Progress
-from gmmc.train import train
+from gmmc.train.loop import train
 
 CLASSES = ("cat", "frog", "ship")
 OTHERS = ("automobile", "horse")

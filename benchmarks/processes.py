@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from gmmc import provenance
-from gmmc.records import read_metrics
+from gmmc.base import provenance
+from gmmc.runs.results import read_metrics
 
 BATCH = 64
 LIMIT = 100  # seconds of one training; there are four, and each should take a fraction of it

@@ -16,15 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gmmc import commands, provenance
+from gmmc.base import provenance
+from gmmc.base.progress import Progress
+from gmmc.classifier.model import Classifier
+from gmmc.cli import commands
 from gmmc.errors import InputError
-from gmmc.evaluations.generation import features
-from gmmc.evaluations.generation.feature_cache import known_features
-from gmmc.evaluations.generation.features import FeatureNetwork
-from gmmc.evaluations.generation.similarity import Gaussian, frechet
-from gmmc.models import Classifier
+from gmmc.fid import features
+from gmmc.fid.feature_cache import known_features
+from gmmc.fid.features import FeatureNetwork
+from gmmc.fid.similarity import Gaussian, frechet
 from gmmc.pixels import as_unit, to_uint8
-from gmmc.progress import Progress
 
 
 def main() -> None:

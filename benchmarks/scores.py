@@ -15,10 +15,11 @@ import torch
 from tables import SEED, TABLES, auroc, novelty_tasks
 
 import gmmc
-from gmmc import GMMCClassifier, provenance
-from gmmc.atomic import write_atomic
-from gmmc.progress import Progress
-from gmmc.scores import feature_scores, features
+from gmmc import GMMCClassifier
+from gmmc.base import provenance
+from gmmc.base.atomic import write_atomic
+from gmmc.base.progress import Progress
+from gmmc.classifier.scores import feature_scores, features
 
 SCORES = ("log_density", "span_density", "residual", "neighbours", "max_posterior")
 

@@ -30,17 +30,12 @@ from sklearn.model_selection import StratifiedKFold, train_test_split
 from sklearn.preprocessing import StandardScaler
 
 import gmmc
-from gmmc import GMMCClassifier, provenance
-from gmmc.atomic import write_atomic
-from gmmc.evaluations.calibration import (
-    BINS,
-    calibration_error,
-    equal_bins,
-    errors_if_perfect,
-    reliability,
-)
-from gmmc.evaluations.intervals import of_proportion
-from gmmc.progress import Progress
+from gmmc import GMMCClassifier
+from gmmc.base import provenance
+from gmmc.base.atomic import write_atomic
+from gmmc.base.progress import Progress
+from gmmc.evaluations.calibration import BINS, calibration_error, equal_bins, errors_if_perfect, reliability
+from gmmc.fid.intervals import of_proportion
 
 FOLDS = 5
 SEED = 0

@@ -24,16 +24,18 @@ from typing import Any
 import torch
 
 import gmmc
-from gmmc import config, provenance, records
+from gmmc import config
+from gmmc.base import provenance
+from gmmc.base.progress import Progress
+from gmmc.base.seeds import generator
+from gmmc.classifier.model import Classifier
+from gmmc.classifier.scores import feature_scores, features, logits_at, unit_energies
 from gmmc.config import DataConfig
 from gmmc.data import GENERATED, Dataset, LabelledImages, hold_out, named
 from gmmc.evaluations.calibration import measure as measure_calibration
 from gmmc.evaluations.detection import detect
-from gmmc.models import Classifier
-from gmmc.progress import Progress
-from gmmc.randomness import generator
-from gmmc.scores import feature_scores, features, logits_at, unit_energies
-from gmmc.train import train
+from gmmc.runs import results as records
+from gmmc.train.loop import train
 
 ARMS = {
     "random": ["train.start="],

@@ -9,7 +9,7 @@ from typing import Any
 
 from gmmc.report import published
 from gmmc.report.attacks import preset_of, worst_case
-from gmmc.report.comparison import COLUMNS, differences, written
+from gmmc.report.compare.section import COLUMNS, differences, written
 from gmmc.report.ood import SETS
 from gmmc.report.reading import Entry
 

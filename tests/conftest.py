@@ -10,17 +10,19 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from gmmc import config, progress, runs
+from gmmc import config
 from gmmc import data as data_sources
-from gmmc.attacks import protocol
+from gmmc.base import progress
+from gmmc.base.precision import cpu_traps_bf16
+from gmmc.classifier.model import Classifier
 from gmmc.data import Dataset, LabelledImages
 from gmmc.evaluations import autoattack
-from gmmc.evaluations.generation import small_features
-from gmmc.learner import Learner
-from gmmc.models import Classifier
-from gmmc.precision import cpu_traps_bf16
-from gmmc.processes import build_fabric
-from gmmc.train import train
+from gmmc.evaluations.attacks import protocol
+from gmmc.fid import small_features
+from gmmc.runs import folder as runs
+from gmmc.train.distributed import build_fabric
+from gmmc.train.learner import Learner
+from gmmc.train.loop import train
 from processes import DEADLINE, started
 
 # Equal inputs in every run, and no failure by the clock; `make fuzz` is for new inputs.

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from conftest import make_learner, tiny_config, tiny_data
-from gmmc.backbones import batch_norms
 from gmmc.config import Config
-from gmmc.learner import Learner
+from gmmc.networks.backbones import batch_norms
+from gmmc.train.learner import Learner
 
 RECORD = Path(__file__).with_name("golden.json")
 

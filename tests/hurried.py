@@ -1,9 +1,9 @@
 """gmmc whose drawings and attacks keep what they have after every block, and whose AutoAttack is short."""
 
-from gmmc import cli
-from gmmc.attacks import campaign, protocol
-from gmmc.drawing import parts
+from gmmc.cli import app as cli
 from gmmc.evaluations import autoattack
+from gmmc.evaluations.attacks import campaign, protocol
+from gmmc.generate import parts
 
 if __name__ == "__main__":
     parts.PART_SECONDS = campaign.SAVE_EVERY = 0.0

@@ -110,8 +110,8 @@ SETTINGS = (
 
 def prepare(models: Path) -> None:
     """Write the recipe and train the model that is drawn from and attacked."""
-    from gmmc.runs import save_model
-    from gmmc.train import train
+    from gmmc.runs.folder import save_model
+    from gmmc.train.loop import train
 
     models.mkdir(parents=True)
     sections = {

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from gmmc.ranks import PARENT, RANKS
+from gmmc.base.leader import PARENT, RANKS
 
 DEADLINE = 600.0  # seconds; what takes seconds on a quiet machine may take minutes on a busy one
 

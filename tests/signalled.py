@@ -2,9 +2,9 @@
 
 import os
 
-from gmmc import cli
-from gmmc.learner import Learner
-from gmmc.ranks import is_leader
+from gmmc.base.leader import is_leader
+from gmmc.cli import app as cli
+from gmmc.train.learner import Learner
 
 update = Learner.update
 

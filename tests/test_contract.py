@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from conftest import make_learner, tiny_config, tiny_data
-from gmmc import config, runs
-from gmmc.backbones import BACKBONES
-from gmmc.heads import HEADS
-from gmmc.objectives import OBJECTIVES, SHAPES
-from gmmc.sampling import SAMPLERS
-from gmmc.train import train
+from gmmc import config
+from gmmc.networks.backbones import BACKBONES
+from gmmc.networks.heads import HEADS
+from gmmc.runs import folder as runs
+from gmmc.sampling.samplers import SAMPLERS
+from gmmc.train.loop import train
+from gmmc.train.objectives import OBJECTIVES, SHAPES
 
 EXAMPLES = {  # a name for each pattern
     "small_cnn": "small_cnn",

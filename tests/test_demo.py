@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from gmmc import config
-from gmmc.commands import evaluate_run, load_model, predict_files, write_examples
+from gmmc.cli.commands import evaluate_run, load_model, predict_files, write_examples
 from gmmc.report import write_report
-from gmmc.train import train
+from gmmc.train.loop import train
 
 
 @pytest.mark.slow

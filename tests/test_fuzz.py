@@ -22,11 +22,12 @@ from fuzz.cases import SURFACES, make
 from fuzz.checking import Case, check, is_refusal
 from fuzz.material import Material, build, recipe
 from fuzz.recipes import HINTS, KEYS
-from gmmc import cli, config
+from gmmc import config
+from gmmc.base.tensorfile import pack, unpack
+from gmmc.base.text import printable
+from gmmc.cli import app as cli
 from gmmc.errors import InputError
-from gmmc.packing import pack, unpack
-from gmmc.records import METRICS, MODEL
-from gmmc.text import printable
+from gmmc.runs.results import METRICS, MODEL
 
 # A report of a run takes a second, so there are fewer cases of records.
 NUMBERS = dict.fromkeys(SURFACES, 46) | {"records": 24}

@@ -10,12 +10,15 @@ from pyarrow import parquet
 
 import gmmc
 from conftest import dead_process, make_model, tiny_data
-from gmmc import cli, config, drawing, records
-from gmmc.atomic import temporary_folder, write_atomic
+from gmmc import config
+from gmmc import generate as drawing
+from gmmc.base.atomic import temporary_folder, write_atomic
+from gmmc.cli import app as cli
 from gmmc.config import EvaluateConfig
 from gmmc.errors import InputError
-from gmmc.records import CONFIG
-from gmmc.runs import RunFolder
+from gmmc.runs import results as records
+from gmmc.runs.folder import RunFolder
+from gmmc.runs.results import CONFIG
 
 MINE = "mine"
 FEW = EvaluateConfig(samples=6, generated=12, generated_by_steps=0)

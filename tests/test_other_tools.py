@@ -12,10 +12,10 @@ from torch import nn
 import gmmc
 from conftest import make_model, tiny_data
 from doc_blocks import DOCS, blocks_of, linked_files
-from gmmc import cli
-from gmmc.attacks.target import Target
+from gmmc.cli import app as cli
 from gmmc.errors import InputError
-from gmmc.evaluations.attacked import open_store
+from gmmc.evaluations.attack_run import open_store
+from gmmc.evaluations.attacks.target import Target
 from gmmc.evaluations.temperatures import IN_WORDS
 
 PAGE = DOCS / "other-tools.md"

@@ -13,8 +13,9 @@ import typer
 from PIL import Image, ImageDraw
 
 from doc_blocks import DOCS, blocks_of, linked_files
-from gmmc import cli, config
-from gmmc.models import Classifier
+from gmmc import config
+from gmmc.classifier.model import Classifier
+from gmmc.cli import app as cli
 from processes import finished
 
 PAGE = DOCS / "own-images.md"

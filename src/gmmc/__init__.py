@@ -3,31 +3,31 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from gmmc.ranks import end_with_parent
+from gmmc.base.leader import end_with_parent
 
 __version__ = "0.1.0"
 
 end_with_parent()
 
 if TYPE_CHECKING:
+    from gmmc.classifier.image_files import read_images
+    from gmmc.classifier.model import Classifier
     from gmmc.errors import Diverged, InputError
     from gmmc.estimator import GMMCClassifier
     from gmmc.evaluations import evaluate
-    from gmmc.hub import from_pretrained, save_pretrained
-    from gmmc.images import read_images
-    from gmmc.models import Classifier
-    from gmmc.runs import load
+    from gmmc.export.hub import from_pretrained, save_pretrained
+    from gmmc.runs.folder import load
 
 _HOME = {
-    "Classifier": "gmmc.models",
+    "Classifier": "gmmc.classifier.model",
     "Diverged": "gmmc.errors",
     "GMMCClassifier": "gmmc.estimator",
     "InputError": "gmmc.errors",
     "evaluate": "gmmc.evaluations",
-    "from_pretrained": "gmmc.hub",
-    "load": "gmmc.runs",
-    "read_images": "gmmc.images",
-    "save_pretrained": "gmmc.hub",
+    "from_pretrained": "gmmc.export.hub",
+    "load": "gmmc.runs.folder",
+    "read_images": "gmmc.classifier.image_files",
+    "save_pretrained": "gmmc.export.hub",
 }
 
 __all__ = [

@@ -1,3 +1,3 @@
-from gmmc.cli import main
+from gmmc.cli.app import main
 
 main()

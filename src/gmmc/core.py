@@ -7,8 +7,8 @@ class probability is wanted: logits and posterior.
 import torch
 from torch import Tensor
 
+from gmmc.base.precision import full_precision
 from gmmc.errors import InputError
-from gmmc.precision import full_precision
 
 
 def simplex_means(

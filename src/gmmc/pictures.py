@@ -10,8 +10,8 @@ from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
+from gmmc.base.text import cut, printable
 from gmmc.pixels import to_uint8
-from gmmc.text import cut, printable
 
 TILE = 48  # small images are enlarged to about this many pixels
 CAPTIONED_TILE = 64  # room for most class names below the image

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gmmc.base.precision import full_precision
 from gmmc.errors import InputError
-from gmmc.precision import full_precision
 
 Shape = tuple[int, int, int]  # channels, height, width
 READERS = "gmmc.read_images(files, model) reads files and PIL images"

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from gmmc import cli
+from gmmc.base.limits import MESSAGE
+from gmmc.base.text import printable
+from gmmc.cli import app as cli
 from gmmc.errors import Diverged, InputError
-from gmmc.limits import MESSAGE
-from gmmc.text import printable
 
 # Warnings of scikit-learn about rows and labels are meant for its users.
 SKLEARN = "/sklearn/"  # in the path of its files

@@ -11,9 +11,9 @@ import torch
 from fuzz.material import Material
 from fuzz.models import repacked, use
 from fuzz.mutating import TEXTS, mutated, mutated_bytes, mutated_text, replace_file
-from gmmc import hub
-from gmmc.hub import DESCRIPTION, FILES, README
-from gmmc.records import MODEL
+from gmmc.export import hub
+from gmmc.export.hub import DESCRIPTION, FILES, README
+from gmmc.runs.results import MODEL
 
 
 def command(

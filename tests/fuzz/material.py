@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from conftest import tiny_config
-from gmmc import hub
+from gmmc.base.tensorfile import pack, unpack
 from gmmc.estimator import GMMCClassifier
-from gmmc.packing import pack, unpack
-from gmmc.records import CONFIG, METRICS, MODEL, RESULTS
-from gmmc.train import train
+from gmmc.export import hub
+from gmmc.runs.results import CONFIG, METRICS, MODEL, RESULTS
+from gmmc.train.loop import train
 from image_files import NAMES, pictures, png
 from report_runs import (
     accuracy_entry,

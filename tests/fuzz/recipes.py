@@ -10,8 +10,8 @@ import torch
 
 from fuzz.material import Material, recipe, write_photos
 from fuzz.mutating import NUMBERS, TEXTS, mutated, mutated_text, odd_value, replace_file, toml, toml_value
-from gmmc import runs
 from gmmc.config import Config
+from gmmc.runs import folder as runs
 
 # Values above these are allowed and take long; the others are drawn from all that is allowed.
 COSTLY = {

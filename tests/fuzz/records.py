@@ -7,9 +7,9 @@ from typing import Any
 
 from fuzz.material import Material, results
 from fuzz.mutating import mutated, mutated_text, odd_value, replace_file, toml
-from gmmc.hub import README
-from gmmc.inputs import parse_toml
-from gmmc.records import CONFIG, METRICS, RESULTS
+from gmmc.base.inputs import parse_toml
+from gmmc.export.hub import README
+from gmmc.runs.results import CONFIG, METRICS, RESULTS
 
 CARD = "card.toml"
 FILES = [RESULTS, RESULTS, METRICS, CONFIG, CARD]

@@ -20,14 +20,15 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NOT_COPIED = (".git", ".venv", ".stage", "runs", "dist", "__pycache__", ".*_cache", ".hypothesis")
+NOT_COPIED = (".git", ".venv", ".stage", "__pycache__", ".*_cache", ".hypothesis")
+NOT_COPIED_AT_TOP = ("runs", "dist")  # further down these are packages
 LIMIT = 1800.0  # seconds of one trial; a fault that makes the tests hang is noticed
 PASSED, FAILED, NOTHING_RAN = 0, 1, 5  # exit codes of pytest
 
@@ -90,6 +91,16 @@ def load(folder: Path = HERE) -> list[Mutant]:
     if same:
         raise BadMutant(f"faults must differ, got the same change as {' and '.join(same)}")
     return mutants
+
+
+def left_out(checkout: Path) -> Callable[[str, list[str]], set[str]]:
+    """Return what `shutil.copytree` does not copy of a checkout."""
+    anywhere, at_top = (shutil.ignore_patterns(*names) for names in (NOT_COPIED, NOT_COPIED_AT_TOP))
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        return anywhere(folder, names) | (at_top(folder, names) if Path(folder) == checkout else set())
+
+    return ignored
 
 
 def test_files(names: Iterable[str], checkout: Path) -> list[str]:
@@ -217,9 +228,7 @@ def main() -> int:
         copies = []
         for _ in range(min(options.at_once, len(mutants))):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "copy"
-            copies.append(
-                shutil.copytree(options.checkout, folder, ignore=shutil.ignore_patterns(*NOT_COPIED))
-            )
+            copies.append(shutil.copytree(options.checkout, folder, ignore=left_out(options.checkout)))
         files = test_files({name for mutant in mutants for name in mutant.tests}, copies[0])
         print(f"{len(mutants)} mutants; first the unchanged source by {len(files)} test files", flush=True)
         failures = run_tests(copies[0], files, "-n", str(len(copies)), "--dist", "loadfile")

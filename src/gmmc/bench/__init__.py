@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 
-from gmmc import __version__, provenance
+from gmmc import __version__
+from gmmc.base import provenance
+from gmmc.base.progress import Progress
 from gmmc.bench import measure, reference, summary, variants
 from gmmc.bench.cells import DISCRIMINATIVE, GENERATIVE, SAMPLING, Cell, Preset, choose_preset
 from gmmc.bench.ours import CLASSES, LR, new_learner, with_steps
 from gmmc.bench.summary import OURS, REFERENCE, Measured
-from gmmc.engine import first_line, resolve_precision
 from gmmc.evaluations.result import Result
-from gmmc.learner import Learner
-from gmmc.progress import Progress
+from gmmc.sampling.engine import first_line, resolve_precision
+from gmmc.train.learner import Learner
 
 REFERENCE_WARMUP = 2
 

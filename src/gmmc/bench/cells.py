@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from gmmc.base.text import shortened
 from gmmc.errors import InputError
 from gmmc.pixels import Shape
-from gmmc.text import shortened
 
 SAMPLING, GENERATIVE, DISCRIMINATIVE = PHASES = ("sampling", "generative", "discriminative")
 SAMPLED = (SAMPLING, GENERATIVE)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gmmc.backbones import build_backbone
 from gmmc.config import ModelConfig
-from gmmc.engine import resolve_precision
+from gmmc.networks.backbones import build_backbone
 from gmmc.pixels import Shape
+from gmmc.sampling.engine import resolve_precision
 
 BLOCKS = 5
 FEW_BLOCKS = 3  # of calls that take long on a CPU

@@ -9,9 +9,9 @@ from gmmc import config
 from gmmc.bench.cells import DISCRIMINATIVE, Cell, Preset
 from gmmc.config import Config
 from gmmc.data import Dataset, LabelledImages
-from gmmc.learner import Learner
 from gmmc.pixels import Shape
-from gmmc.processes import build_fabric
+from gmmc.train.distributed import build_fabric
+from gmmc.train.learner import Learner
 
 CLASSES = 10
 # So small that hundreds of updates on noise do not lead anywhere, least of all to 10²⁰.

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gmmc.backbones import build_backbone
 from gmmc.config import ModelConfig
 from gmmc.core import simplex_means
 from gmmc.errors import Diverged
+from gmmc.networks.backbones import build_backbone
 from gmmc.pixels import Shape
 
 DIVERGED = 1e8  # |L| above which such loops give up

@@ -8,8 +8,8 @@ from typing import Any
 
 from gmmc.bench.cells import SAMPLING, Cell
 from gmmc.bench.measure import Timing, count_macs, flops
+from gmmc.cli.printing import print_line, print_table
 from gmmc.evaluations.result import Result
-from gmmc.printing import print_line, print_table
 
 OURS, REFERENCE = SIDES = ("ours", "reference")
 CIFAR10 = 50_000  # training images of an epoch

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gmmc import threads
-from gmmc.backbones import build_backbone
+from gmmc.base.precision import cpu_traps_bf16
 from gmmc.bench.cells import Cell
 from gmmc.bench.measure import Timing, time_calls
 from gmmc.config import ModelConfig
-from gmmc.precision import cpu_traps_bf16
+from gmmc.networks import threads
+from gmmc.networks.backbones import build_backbone
 
 CPU = torch.device("cpu")
 

@@ -13,6 +13,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from gmmc.base.inputs import kind_of, parse_toml, read_bytes
+from gmmc.base.leader import is_leader
+from gmmc.base.limits import LONG_SHOWN, SHOWN
+from gmmc.base.text import cut, printable, shortened, suggestion
+from gmmc.cli.printing import print_line
 from gmmc.config.sections import (
     FEATURE_NETWORKS,
     SLOWEST,
@@ -30,11 +35,6 @@ from gmmc.config.sections import (
     TrainConfig,
 )
 from gmmc.errors import InputError
-from gmmc.inputs import kind_of, parse_toml, read_bytes
-from gmmc.limits import LONG_SHOWN, SHOWN
-from gmmc.printing import print_line
-from gmmc.ranks import is_leader
-from gmmc.text import cut, printable, shortened, suggestion
 
 AUTO_START = "auto"
 # Settings of a training from random weights; a transfer has the start's network, [frozen] and [finetune].

@@ -6,9 +6,9 @@ import typing
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from gmmc.base.limits import WHOLE_NUMBER
+from gmmc.base.text import shortened
 from gmmc.errors import InputError
-from gmmc.limits import WHOLE_NUMBER
-from gmmc.text import shortened
 
 
 def _number(

@@ -4,16 +4,17 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
+from gmmc.base.inputs import expanded
+from gmmc.base.text import nearest, shortened
 from gmmc.config import DataConfig
-from gmmc.data import named, stored
+from gmmc.data import local as stored
+from gmmc.data import named
 from gmmc.data.arrays import from_arrays
 from gmmc.data.digits import digits
-from gmmc.data.outside import GENERATED, Outside, find_outside, outside
-from gmmc.data.speaking import say
+from gmmc.data.messages import say
+from gmmc.data.ood_sets import GENERATED, Outside, find_outside, outside
 from gmmc.data.splits import Dataset, LabelledImages, Parts, hold_out
 from gmmc.errors import InputError
-from gmmc.inputs import expanded
-from gmmc.text import nearest, shortened
 
 SOURCES: dict[str, Callable[[DataConfig], Parts]] = {
     "digits": digits,

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gmmc.base.text import shortened
 from gmmc.data.splits import TEST_SEED, Dataset, LabelledImages, hold_out
 from gmmc.errors import InputError
 from gmmc.pixels import as_batch, as_uint8
-from gmmc.text import shortened
 
 CHANNELS = (1, 3)
 

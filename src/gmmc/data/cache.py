@@ -8,11 +8,11 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from gmmc.atomic import write_atomic
+from gmmc.base.atomic import write_atomic
+from gmmc.base.tensorfile import Damaged, pack, unpack
+from gmmc.data.decode_many import Reading, Wanted
 from gmmc.data.layout import SplitFiles
-from gmmc.data.reading import Reading, Wanted
-from gmmc.data.speaking import say
-from gmmc.packing import Damaged, pack, unpack
+from gmmc.data.messages import say
 
 FORMAT = 1  # another number where decoding changes: older entries are not looked at
 WORTH_KEEPING = 2000  # images; fewer are decoded in a moment

@@ -13,9 +13,9 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 
+from gmmc.base.limits import IMAGE_SIDE, PIXELS_AT_ONCE
+from gmmc.base.open_image import Source, decoded_pixels, opened
 from gmmc.errors import InputError
-from gmmc.limits import IMAGE_SIDE, PIXELS_AT_ONCE
-from gmmc.opening import Source, decoded_pixels, opened
 
 Conversion = tuple[str, str]  # what an image was, and what was done to it
 

@@ -3,7 +3,7 @@
 import torch
 
 from gmmc.config import DataConfig
-from gmmc.data.reading import fitted
+from gmmc.data.decode_many import fitted
 from gmmc.data.splits import LabelledImages, Parts, hold_out_test
 from gmmc.errors import InputError
 

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gmmc.base.open_image import Source, pillow_rules
 from gmmc.data.decode import Conversion, decode
 from gmmc.data.folder import SUFFIXES, with_known_suffix
 from gmmc.data.layout import shown, visible_files
 from gmmc.errors import InputError
-from gmmc.opening import Source, pillow_rules
 from gmmc.pixels import Shape
 
 

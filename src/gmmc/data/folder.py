@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from gmmc.base.class_names import check_class_names
+from gmmc.data.decode_many import BATCH, Encoded, Reading, Wanted, read_all
 from gmmc.data.layout import SPLITS, WHOLE, Found, SplitFiles, listed, shown
-from gmmc.data.reading import BATCH, Encoded, Reading, Wanted, read_all
 from gmmc.errors import InputError
-from gmmc.naming import check_class_names
 
 SUFFIXES = {".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif"}
 SUFFIXES |= {".tiff", ".webp"}

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gmmc.base.limits import FOLDER_DEPTH
+from gmmc.base.text import printable, shortened
 from gmmc.errors import InputError
-from gmmc.limits import FOLDER_DEPTH
-from gmmc.text import printable, shortened
 
 # How folders and files may call a split.
 SPLITS = {

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gmmc.base.inputs import expanded
+from gmmc.base.leader import is_leader
 from gmmc.config import DataConfig
-from gmmc.data import stored
+from gmmc.data import local as stored
 from gmmc.data.layout import SPLITS
 from gmmc.data.splits import Parts
 from gmmc.errors import InputError
-from gmmc.inputs import expanded
-from gmmc.ranks import is_leader
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from typing import Any, BinaryIO
 
 import torch
 
+from gmmc.base.class_names import check_class_names
+from gmmc.base.inputs import open_regular, parse_json
+from gmmc.base.limits import CLASS_NAME, DOCUMENT_BYTES, ENCODED_BYTES, PARQUET_BYTES, PARQUET_RATIO, MiB
+from gmmc.base.text import printable, shortened
+from gmmc.data.decode_many import BATCH, Encoded, Reading, Wanted, read_all
 from gmmc.data.layout import SplitFiles, listed, shown
-from gmmc.data.reading import BATCH, Encoded, Reading, Wanted, read_all
 from gmmc.errors import InputError
-from gmmc.inputs import open_regular, parse_json
-from gmmc.limits import CLASS_NAME, DOCUMENT_BYTES, ENCODED_BYTES, PARQUET_BYTES, PARQUET_RATIO, MiB
-from gmmc.naming import check_class_names
-from gmmc.text import printable, shortened
 
 # Columns that hold the classes by their name. One of the preferred is taken even if there are others.
 PREFERRED = ("label", "fine_label")

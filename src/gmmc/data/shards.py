@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from gmmc.base.inputs import open_regular
+from gmmc.base.text import printable
 from gmmc.data.layout import SPLITS, WHOLE, Found, SplitFiles, listed, shown
 from gmmc.errors import InputError
-from gmmc.inputs import open_regular
-from gmmc.text import printable
 
 SUFFIX = ".parquet"
 # train-00000-of-00002, also with the hash that older uploads have at the end

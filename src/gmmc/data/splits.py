@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gmmc.base.class_names import check_class_names
+from gmmc.base.seeds import generator
 from gmmc.errors import InputError
-from gmmc.naming import check_class_names
 from gmmc.pixels import Shape, check_range
-from gmmc.randomness import generator
 
 TEST_SHARE = 0.2
 TEST_SEED = 0  # fixed: the test images are the same for every run

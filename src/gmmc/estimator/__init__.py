@@ -15,20 +15,21 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from gmmc import core, scores
-from gmmc.abstention import Reference
+from gmmc import core
+from gmmc.base.class_names import check_class_names
+from gmmc.base.text import shortened
+from gmmc.classifier import scores
+from gmmc.classifier.abstention import Reference
+from gmmc.classifier.model import Classifier, pick_device
 from gmmc.config import Config
 from gmmc.data import Dataset, LabelledImages
 from gmmc.errors import Diverged, InputError, Interrupted
-from gmmc.estimator.holding_out import held_out, joined, split
 from gmmc.estimator.recipe import chosen, lengthened, one_pass
 from gmmc.estimator.rows import Rows
-from gmmc.models import Classifier, pick_device
-from gmmc.naming import check_class_names
+from gmmc.estimator.splits import held_out, joined, split
 from gmmc.pixels import is_vector
-from gmmc.placement import ROWS_AT_ONCE
-from gmmc.text import shortened
-from gmmc.train import train
+from gmmc.train.loop import train
+from gmmc.train.memory import ROWS_AT_ONCE
 
 HELD_KEPT = 2000  # rows that are remembered for a later `partial_fit` to calibrate by
 DENSITY = "log_density"

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from gmmc import config
+from gmmc.base.text import shortened
 from gmmc.config import Config
 from gmmc.errors import InputError
 from gmmc.pixels import Shape, is_vector
-from gmmc.text import shortened
 
 SMALL_IMAGE = 16  # pixels a side up to which training with samples takes a minute on a CPU, not an hour
 PHASES = ("discriminative", "generative")

@@ -13,7 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from gmmc import __version__, pictures
-from gmmc.atomic import write_atomic
+from gmmc.base.atomic import write_atomic
+from gmmc.base.outputs import PNG_MARK, check_replaceable, check_within, has_mark
+from gmmc.base.text import shortened, suggestion
+from gmmc.classifier.model import Classifier
+from gmmc.classifier.scores import evaluating
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.errors import InputError
@@ -30,13 +34,9 @@ from gmmc.evaluations import (
 )
 from gmmc.evaluations.generation import can_sample
 from gmmc.evaluations.result import Result, conditions
-from gmmc.models import Classifier
 from gmmc.pixels import Shape
-from gmmc.places import PNG_MARK, check_replaceable, check_within, has_mark
-from gmmc.records import check_keeps_results, listed_files
-from gmmc.runs import RunFolder
-from gmmc.scores import evaluating
-from gmmc.text import shortened, suggestion
+from gmmc.runs.folder import RunFolder
+from gmmc.runs.results import check_keeps_results, listed_files
 
 EVALUATIONS: dict[str, Callable[..., Result]] = {
     "accuracy": accuracy.evaluate,

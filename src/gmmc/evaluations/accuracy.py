@@ -7,14 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gmmc import core
+from gmmc.base.progress import Progress
+from gmmc.classifier.scores import batched, check_finite, tempered
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
-from gmmc.evaluations import intervals
 from gmmc.evaluations.calibration import brier
 from gmmc.evaluations.result import Result, conditions
 from gmmc.evaluations.temperatures import IN_WORDS, used
-from gmmc.progress import Progress
-from gmmc.scores import batched, check_finite, tempered
+from gmmc.fid import intervals
 
 
 def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:

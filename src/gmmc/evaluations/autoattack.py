@@ -5,14 +5,10 @@ The attack that others quote. `robustness` has more attacks, and in its preset `
 
 from torch import nn
 
-from gmmc.attacks.autoattack import PARTS, QUERIES
-from gmmc.attacks.campaign import Campaign
-from gmmc.attacks.protocol import AutoAttack
-from gmmc.attacks.target import Target
-from gmmc.attacks.threats import Threat
+from gmmc.base.progress import Progress
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
-from gmmc.evaluations.attacked import (
+from gmmc.evaluations.attack_run import (
     accuracies,
     check_answers,
     choose_images,
@@ -21,9 +17,13 @@ from gmmc.evaluations.attacked import (
     shared_conditions,
     show_progress,
 )
+from gmmc.evaluations.attacks.autoattack import PARTS, QUERIES
+from gmmc.evaluations.attacks.campaign import Campaign
+from gmmc.evaluations.attacks.protocol import AutoAttack
+from gmmc.evaluations.attacks.target import Target
+from gmmc.evaluations.attacks.threats import Threat
 from gmmc.evaluations.result import Result, conditions
-from gmmc.progress import Progress
-from gmmc.runs import RunFolder
+from gmmc.runs.folder import RunFolder
 
 IMAGES = 256
 THREATS = Threat.linf(4), Threat.linf(8)

@@ -5,13 +5,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gmmc import core
+from gmmc.base.progress import Progress
+from gmmc.base.seeds import generator
+from gmmc.classifier.scores import logits_at, tempered, unit_energies
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.evaluations.result import Result, conditions
 from gmmc.evaluations.temperatures import IN_WORDS, doubts_of_fit, fitted_on, temperatures, used
-from gmmc.progress import Progress
-from gmmc.randomness import generator
-from gmmc.scores import logits_at, tempered, unit_energies
 
 BINS = 20  # the paper's M
 SIMULATIONS = 200

@@ -4,15 +4,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gmmc.base.progress import Progress
+from gmmc.base.seeds import generator
+from gmmc.classifier.model import Classifier
+from gmmc.classifier.scores import batched, check_finite, tempered
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset
 from gmmc.errors import InputError
-from gmmc.evaluations import intervals
 from gmmc.evaluations.result import Result, conditions
-from gmmc.models import Classifier
-from gmmc.progress import Progress
-from gmmc.randomness import generator
-from gmmc.scores import batched, check_finite, tempered
+from gmmc.fid import intervals
 
 NEIGHBOURS = 10
 

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from gmmc.abstention import NEIGHBOURS
+from gmmc.base.progress import Progress
+from gmmc.classifier.abstention import NEIGHBOURS
+from gmmc.classifier.model import Classifier
+from gmmc.classifier.scores import Tempered, check_finite, feature_scores, features, gradient_norms, tempered
 from gmmc.config import EvaluateConfig
 from gmmc.data import GENERATED, Dataset, Outside, find_outside
 from gmmc.errors import InputError
-from gmmc.evaluations import intervals
 from gmmc.evaluations.detection import bootstrap, detect, histogram
 from gmmc.evaluations.result import Result, conditions
 from gmmc.evaluations.temperatures import IN_WORDS, doubts_of_fit, fitted_on, temperatures
-from gmmc.models import Classifier
-from gmmc.progress import Progress
-from gmmc.scores import Tempered, check_finite, feature_scores, features, gradient_norms, tempered
+from gmmc.fid import intervals
 
 REPLICATES = 200
 MOSTLY = 0.5  # share of another set that is too much to accept

@@ -9,8 +9,9 @@ import torch
 from PIL.Image import Image
 from torch import nn
 
-from gmmc import __version__, provenance
-from gmmc.models import Classifier
+from gmmc import __version__
+from gmmc.base import provenance
+from gmmc.classifier.model import Classifier
 
 
 @dataclass(frozen=True)

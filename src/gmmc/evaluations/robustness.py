@@ -13,16 +13,12 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
-from gmmc import runs
-from gmmc.attacks.campaign import Campaign
-from gmmc.attacks.gradient import cross_entropy_gradient
-from gmmc.attacks.protocol import PRESETS, Broken, Protocol, union
-from gmmc.attacks.target import Target
+from gmmc.base.progress import Progress
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset, LabelledImages
 from gmmc.errors import InputError
-from gmmc.evaluations import intervals, masking
-from gmmc.evaluations.attacked import (
+from gmmc.evaluations import masking
+from gmmc.evaluations.attack_run import (
     accuracies,
     check_answers,
     choose_images,
@@ -31,10 +27,15 @@ from gmmc.evaluations.attacked import (
     shared_conditions,
     show_progress,
 )
+from gmmc.evaluations.attacks.campaign import Campaign
+from gmmc.evaluations.attacks.gradient import cross_entropy_gradient
+from gmmc.evaluations.attacks.protocol import PRESETS, Broken, Protocol, union
+from gmmc.evaluations.attacks.target import Target
 from gmmc.evaluations.result import Result, conditions
+from gmmc.fid import intervals
 from gmmc.pictures import grid
-from gmmc.progress import Progress
-from gmmc.runs import RunFolder
+from gmmc.runs import folder as runs
+from gmmc.runs.folder import RunFolder
 
 GUIDES = 1000  # training images whose features may be imitated
 SHOWN = 10  # images with their adversarial noise

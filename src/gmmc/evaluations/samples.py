@@ -12,16 +12,16 @@ from PIL.Image import Image
 from sklearn.svm import SVC
 from torch import Tensor
 
+from gmmc.base.progress import Progress
+from gmmc.base.seeds import generator
+from gmmc.classifier.model import Classifier
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset, LabelledImages
 from gmmc.errors import InputError
-from gmmc.evaluations import intervals
 from gmmc.evaluations.result import Result, conditions
-from gmmc.models import Classifier
+from gmmc.fid import intervals
 from gmmc.pictures import GRID_COLUMNS, grid
 from gmmc.pixels import as_unit, to_uint8
-from gmmc.progress import Progress
-from gmmc.randomness import generator
 
 # An SVM's time grows with the pixels and with the square of the images.
 JUDGE_IMAGES, JUDGE_PIXELS = 10_000, 10_000_000

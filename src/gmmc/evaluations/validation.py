@@ -11,11 +11,13 @@ import torch
 from PIL.Image import Image
 from torch import nn
 
+from gmmc.base.progress import Progress
+from gmmc.classifier.model import Classifier
 from gmmc.config import EvaluateConfig
 from gmmc.data import Dataset, LabelledImages
 from gmmc.errors import InputError
-from gmmc.evaluations import intervals
 from gmmc.evaluations.accuracy import logits_of
+from gmmc.evaluations.buffer_images import Buffer, evenly
 from gmmc.evaluations.generation import (
     KID_PROTOCOL,
     SELECTION,
@@ -25,23 +27,20 @@ from gmmc.evaluations.generation import (
     can_sample,
     check_counts,
     draw,
-    features,
     find_buffer,
     labels_of,
     reference_of,
     told_of_chains,
     told_of_features,
 )
-from gmmc.evaluations.generation.buffered import Buffer, evenly
-from gmmc.evaluations.generation.doubts import doubts_of_buffer, doubts_of_chains, doubts_of_counts
-from gmmc.evaluations.generation.feature_cache import training_features
-from gmmc.evaluations.generation.features import FeatureNetwork
+from gmmc.evaluations.generation_flags import doubts_of_buffer, doubts_of_chains, doubts_of_counts
 from gmmc.evaluations.result import Result, conditions
-from gmmc.models import Classifier
+from gmmc.fid import features, intervals
+from gmmc.fid.feature_cache import training_features
+from gmmc.fid.features import FeatureNetwork
 from gmmc.pictures import GRID_COLUMNS, grid
 from gmmc.pixels import as_unit
-from gmmc.progress import Progress
-from gmmc.runs import RunFolder
+from gmmc.runs.folder import RunFolder
 
 
 def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFolder | None = None) -> Result:

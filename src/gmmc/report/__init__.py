@@ -10,12 +10,12 @@ from pathlib import Path
 
 import jinja2
 
-from gmmc import __version__, pretrained
-from gmmc.atomic import write_atomic
+from gmmc import __version__
+from gmmc.base.atomic import write_atomic
+from gmmc.base.outputs import PAGE_MARK, check_replaceable, check_writable, has_mark
+from gmmc.base.progress import Progress
+from gmmc.base.text import shortened
 from gmmc.errors import InputError
-from gmmc.places import PAGE_MARK, check_replaceable, check_writable, has_mark
-from gmmc.progress import Progress
-from gmmc.records import REPORT, RESULTS
 from gmmc.report import card, pictures, sections
 from gmmc.report.conditions import short_commit
 from gmmc.report.headline import headline
@@ -23,7 +23,8 @@ from gmmc.report.ood import SETS
 from gmmc.report.parts import NOT_OURS, Section
 from gmmc.report.reading import Run, read_runs
 from gmmc.report.training import status, training
-from gmmc.text import shortened
+from gmmc.runs import shipped as pretrained
+from gmmc.runs.results import REPORT, RESULTS
 
 __all__ = ["write_report"]
 

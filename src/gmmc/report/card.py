@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gmmc.base.text import shortened, suggestion
 from gmmc.errors import InputError
 from gmmc.report import pictures, sections
 from gmmc.report.attacks import AUTOATTACK, PAPER, WORST
@@ -11,7 +12,6 @@ from gmmc.report.numbers import plain
 from gmmc.report.ood import INSIDE, SCORES, SETS, TEMPERATURES, Places, rule
 from gmmc.report.parts import Cell, Group, Line, Panel, Section, Table, per_run, value_lines
 from gmmc.report.reading import CARD, Run
-from gmmc.text import shortened, suggestion
 
 TITLE = "title"
 HEADINGS = {

@@ -19,10 +19,10 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
+from gmmc.base.text import cut, printable
 from gmmc.report.canvas import ACCENT, BAD, GOOD, INK, PAINT, RULE, RUNS, SOFT, draw, margins
 from gmmc.report.numbers import percent
 from gmmc.report.parts import Key, Stroke
-from gmmc.text import cut, printable
 
 # linear: from 0; energy: logarithmic where it spans decades, and it may be negative
 Scale = Literal["linear", "percent", "energy"]

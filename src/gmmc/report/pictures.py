@@ -6,12 +6,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gmmc.inputs import read_bytes
-from gmmc.limits import ENCODED_BYTES
-from gmmc.opening import opened, pillow_rules
+from gmmc.base.inputs import read_bytes
+from gmmc.base.limits import ENCODED_BYTES
+from gmmc.base.open_image import opened, pillow_rules
+from gmmc.base.text import printable
 from gmmc.report.parts import Panel, having
 from gmmc.report.reading import Run
-from gmmc.text import printable
 
 ALL_PICTURES = 3_500_000  # bytes of a page
 QUALITIES = (90, 75, 50)

@@ -7,7 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-FILE = Path(__file__).resolve().parents[1] / "published.toml"
+FILE = Path(__file__).resolve().with_name("published.toml")
 # What a row says about itself; its other keys are numbers.
 WORDS = {"model": str, "printed": str, "source": str, "note": str, "second_hand": bool}
 # Numbers with these names may be anything; all others are proportions.

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from gmmc import pretrained
+from gmmc.base.inputs import kind_of
+from gmmc.base.limits import LONG_SHOWN
+from gmmc.base.text import printable, shortened
 from gmmc.config import read_toml
 from gmmc.errors import InputError
-from gmmc.inputs import kind_of
-from gmmc.limits import LONG_SHOWN
-from gmmc.records import CONFIG, LAST_GOOD, MODEL, RESULTS, is_training, read_metrics, read_results
-from gmmc.text import printable, shortened
+from gmmc.runs import shipped as pretrained
+from gmmc.runs.results import CONFIG, LAST_GOOD, MODEL, RESULTS, is_training, read_metrics, read_results
 
 # measured: results without a training, of a benchmark for example
 State = Literal["finished", "diverged", "in progress", "stopped", "measured"]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gmmc.report import figures, pictures, published, speed
-from gmmc.report.comparison import comparison
+from gmmc.report.compare.section import comparison
 from gmmc.report.conditions import conditions
 from gmmc.report.generation import basis, generation, metric_cell
 from gmmc.report.numbers import MISSING

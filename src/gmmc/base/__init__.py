@@ -1,0 +1,1 @@
+"""Files, text, progress, seeds, limits: imports nothing of gmmc but errors."""

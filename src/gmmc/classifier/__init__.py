@@ -1,0 +1,1 @@
+"""The model: images → logits, scores, abstention."""

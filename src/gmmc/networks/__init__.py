@@ -1,0 +1,1 @@
+"""Feature extractors φ, heads, and the CPU threads that they compute with."""

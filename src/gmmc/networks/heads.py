@@ -1,0 +1,102 @@
+"""Heads: features → energies and logits. One signature: (classes, dim, scale, priors)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gmmc import core
+from gmmc.base.precision import full_precision
+
+
+class Head(nn.Module, ABC):
+    """Unit energies of every class; γ² and the class priors are estimates, stored beside them."""
+
+    means: Any  # μ as a tensor or parameter, None where there are no means
+    priors: Tensor  # that labels of chains are drawn from
+    gamma2: Tensor
+
+    def __init__(self, classes: int, priors: Tensor | None):
+        super().__init__()
+        uniform = torch.full((classes,), 1 / classes)
+        self.register_buffer("priors", uniform if priors is None else priors.float())
+        self.register_buffer("gamma2", torch.ones(()))
+
+    @abstractmethod
+    def unit_energies(self, features: Tensor) -> Tensor:
+        """(B, d) → (B, C): what training descends; γ² has no part in it."""
+
+    def unit_energy(self, features: Tensor, labels: Tensor) -> Tensor:
+        """(B,): the energy of each image with its label."""
+        return self.unit_energies(features).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+    @abstractmethod
+    def logits_of(self, unit_energies: Tensor, gamma2: Tensor | float) -> Tensor:
+        """(B, C) → (B, C), the energies negated and divided by γ²."""
+
+    def logits_at(self, features: Tensor, gamma2: Tensor | float) -> Tensor:
+        """(B, d) → (B, C)."""
+        return self.logits_of(self.unit_energies(features), gamma2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.logits_at(features, self.gamma2)
+
+
+class MeansHead(Head):
+    """E(x, y) = ½‖φ − μ_y‖²  (Eq. 4)."""
+
+    means: Tensor
+
+    def unit_energies(self, features: Tensor) -> Tensor:
+        return core.unit_energies(features, self.means)
+
+    def unit_energy(self, features: Tensor, labels: Tensor) -> Tensor:
+        return core.unit_energy(features, self.means[labels])
+
+    def logits_of(self, unit_energies: Tensor, gamma2: Tensor | float) -> Tensor:
+        """−‖φ − μ_y‖²/2γ² for every class, with the priors."""
+        return core.mahalanobis_logits(unit_energies, gamma2, self.priors)
+
+
+class MMCHead(MeansHead):
+    """Fixed equiangular means (Alg. 2)."""
+
+    def __init__(self, classes: int, dim: int, scale: float, priors: Tensor | None = None):
+        super().__init__(classes, priors)
+        self.register_buffer("means", core.simplex_means(classes, dim, scale))
+
+
+class LDAHead(MeansHead):
+    """Learned means, the "regular LDA" of section 3. They start in random directions, about S long."""
+
+    def __init__(self, classes: int, dim: int, scale: float, priors: Tensor | None = None):
+        super().__init__(classes, priors)
+        self.means = nn.Parameter(torch.randn(classes, dim) * scale / dim**0.5)
+
+
+class LinearHead(Head):
+    """The usual softmax layer; its outputs, negated, are the energies. Its bias learns the priors."""
+
+    means = None
+
+    def __init__(self, classes: int, dim: int, scale: float, priors: Tensor | None = None):
+        super().__init__(classes, priors)
+        self.linear = nn.Linear(dim, classes)
+
+    def unit_energies(self, features: Tensor) -> Tensor:
+        with torch.autocast(features.device.type, enabled=False):  # energies stay in full precision
+            x = full_precision(features)
+            return -F.linear(x, self.linear.weight.to(x.dtype), self.linear.bias.to(x.dtype))
+
+    def logits_of(self, unit_energies: Tensor, gamma2: Tensor | float) -> Tensor:
+        return -unit_energies / gamma2
+
+
+HEADS: dict[str, Callable[[int, int, float, Tensor | None], Head]] = {
+    "mmc": MMCHead,
+    "lda": LDAHead,
+    "linear": LinearHead,
+}

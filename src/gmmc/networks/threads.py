@@ -1,0 +1,57 @@
+"""How many CPU threads a network computes with: by its size, so that one seed gives the same bits again."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from gmmc.config import Config, ModelConfig
+from gmmc.networks.backbones import build_backbone
+from gmmc.pixels import Shape
+
+# Multiply-adds per image up to which one thread is best. Sampler steps on two busy cores (load 8): with a
+# second thread they took 2 to 16 times as long from 0.5M (small_cnn, 8×8) to 73M (WRN-10-2, 32×32), and twice
+# as long at 500M (WRN-16-4) and 1,000M (WRN-28-4). On idle cores a second thread at best halves the time.
+SMALL = 200_000_000
+
+
+def choose(cfg: Config, shape: Shape, device: torch.device) -> int:
+    """Return `train.threads`; where that is 0, one for a small network on a CPU, else as many as torch has.
+
+    torch has one per core, unless the caller or OMP_NUM_THREADS sets another number. No choice depends on the
+    load.
+    """
+    if cfg.train.threads:
+        return cfg.train.threads
+    small = device.type == "cpu" and multiply_adds(cfg.model, shape) <= SMALL
+    return 1 if small else torch.get_num_threads()
+
+
+@torch.no_grad()
+def multiply_adds(cfg: ModelConfig, shape: Shape) -> int:
+    """Multiply-adds of the backbone's convolutions and linear layers for one image."""
+    counts = []
+
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        weight = layer.get_parameter("weight")
+        counts.append(weight.numel() * output[0].numel() // len(weight))
+
+    with torch.device("meta"):  # shapes alone: nothing is computed
+        network = build_backbone(cfg, shape).eval()
+        for layer in network.modules():
+            if isinstance(layer, nn.Conv2d | nn.Linear):
+                layer.register_forward_hook(count)
+        network(torch.empty(1, *shape))
+    return sum(counts)
+
+
+@contextmanager
+def using(count: int) -> Iterator[None]:
+    """Compute with `count` threads, and give the caller its own number back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,146 @@
+"""What each change brought: runs side by side, the first of them the baseline. No model is loaded for it.
+
+Files of the runs → `rows` → `fairness` (may they be compared?) and `picture` → one entry of results.json.
+"""
+
+import re
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gmmc import __version__
+from gmmc.base.atomic import write_atomic
+from gmmc.base.limits import LONG_SHOWN
+from gmmc.base.outputs import PNG_MARK, check_replaceable, has_mark
+from gmmc.base.text import shortened
+from gmmc.cli import printing
+from gmmc.errors import InputError
+from gmmc.report.compare import fairness, picture
+from gmmc.report.compare.rows import NOT_EVALUATED, Row, rows_of, settings, without_folder
+from gmmc.report.compare.section import COLUMNS, PICTURE, differences, written
+from gmmc.report.conditions import short_commit
+from gmmc.report.reading import Run, read_runs
+from gmmc.runs.results import CONFIG, check_keeps_results, listed_files, read_results, write_results
+
+NAME = "comparison"  # in results.json
+WIDTH = 44  # of the differences in the printed table
+# Of the conditions of an evaluation those that are told elsewhere, or of each run.
+NOT_SHARED = {"trained", "settings", "commit", "hardware", "gmmc", "torch"}
+
+
+def compare(folders: Sequence[str | Path], out: str | Path) -> dict[str, Any]:
+    """Compare with the first; the entry that results.json in `out` holds then, beside the picture."""
+    out = Path(out)
+    _check_out(out, folders)
+    runs = _read(folders, out)
+    rows = rows_of(runs)
+    drawn = picture.draw(rows)
+    entry = {
+        "values": {f"{row.name}/{column}": value for row in rows for column, value in row.values.items()},
+        "intervals": {f"{row.name}/{column}": ends for row in rows for column, ends in row.intervals.items()},
+        "curves": {row.name: row.curves | row.health for row in rows if row.curves or row.health},
+        "files": [PICTURE] if drawn else [],
+        "flags": fairness.doubts(rows),
+        "conditions": conditions(runs, rows),
+    }
+    if drawn:
+        write_atomic(out / PICTURE, drawn)
+    write_results(out, {NAME: entry})
+    return entry
+
+
+def _check_out(out: Path, folders: Sequence[str | Path]) -> None:
+    if out == Path():
+        raise InputError("--out must be a folder of its own, got the current one")
+    if out.resolve() in [Path(folder).resolve().parent for folder in folders]:
+        raise InputError(
+            f"--out must be a folder of its own, got {shortened(str(out), LONG_SHOWN)}, which holds the runs"
+        )
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out must be a folder, got the file {shortened(str(out), LONG_SHOWN)}")
+    if any((folder / CONFIG).exists() for folder in (out, *out.resolve().parents)):
+        raise InputError(
+            f"--out must be a folder of its own, got {shortened(str(out), LONG_SHOWN)}, in a run folder"
+        )
+    check_keeps_results(out, "--out")
+    # Before pictures had a mark, results.json alone told whose they are.
+    listed = PICTURE in listed_files(read_results(out))
+    check_replaceable(out / PICTURE, "--out", lambda picture: listed or has_mark(picture, PNG_MARK))
+
+
+def _read(folders: Sequence[str | Path], out: Path) -> list[Run]:
+    """Each run once: `base *` names the first twice, and the folder of the comparison itself."""
+    places = {Path(folder).resolve(): folder for folder in reversed(folders)}
+    order = dict.fromkeys(Path(folder).resolve() for folder in folders)
+    runs = read_runs([places[place] for place in order if place != out.resolve()])
+    for run in runs:
+        if not run.config:
+            raise InputError(
+                f"RUN must be a run folder, with a {CONFIG} in it, got {shortened(str(run.path), LONG_SHOWN)}"
+            )
+    return runs
+
+
+def conditions(runs: Sequence[Run], rows: Sequence[Row]) -> dict[str, Any]:
+    """How the numbers of all runs are defined, and what differs from run to run."""
+    evaluated = [row.conditions for row in rows if row.conditions]
+    shared = _shared(evaluated)
+    commits = [str(told["commit"]) for told in evaluated if told.get("commit")]
+    hardware = [str(told["hardware"]) for told in evaluated if told.get("hardware")]
+    return {
+        "data": runs[0].data,
+        **{key: without_folder(value) for key, value in shared.items()},
+        "baseline": rows[0].name,
+        "noise": fairness.noise(rows),
+        "energies": "E, R and bounded: means over the last epoch",
+        "runs": {row.name: row.told | _own(row, shared) for row in rows},
+        "commits": [short_commit(commit) for commit in dict.fromkeys(commits)],
+        "hardware": list(dict.fromkeys(hardware)),
+        "gmmc": __version__,
+        "settings": {
+            section: {key: without_folder(value) for key, value in table.items()}
+            for section, table in settings(runs[0]).items()
+        },
+    }
+
+
+def _shared(evaluated: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all say that say it at all: a model without samples tells nothing of chains."""
+    told: dict[str, list[Any]] = {}
+    for conditions in evaluated:
+        for key, value in conditions.items():
+            if key not in NOT_SHARED and (value or key != "generated"):
+                told.setdefault(key, []).append(value)
+    return {key: values[0] for key, values in told.items() if all(value == values[0] for value in values)}
+
+
+def _own(row: Row, shared: dict[str, Any]) -> dict[str, Any]:
+    own = {key: value for key, value in row.conditions.items() if key not in NOT_SHARED | shared.keys()}
+    return {"evaluated": {key: without_folder(value) for key, value in own.items()}} if own else {}
+
+
+def show(entry: dict[str, Any]) -> None:
+    """The table on standard output, a line per run and more where it differs in much."""
+    rows: list[list[str]] = []
+    for name in entry["conditions"]["runs"]:
+        first, *more = _wrapped(differences(name, entry["conditions"]))
+        rows.append([name, first, *(written(c, entry["values"].get(f"{name}/{c}")) for c in COLUMNS)])
+        rows += [["", line, *[""] * len(COLUMNS)] for line in more]
+    headings = [heading for heading, _ in COLUMNS.values()]
+    printing.print_table(["run", "what differs", *headings], rows, words=2)
+    print()
+    printing.print_line(f"noise: {entry['conditions']['noise']}")
+    if missing := [
+        name for name, told in entry["conditions"]["runs"].items() if told["state"] == NOT_EVALUATED
+    ]:
+        printing.print_line(f"to fill in {', '.join(missing)}: gmmc evaluate RUN validation")
+    for flag in entry["flags"]:
+        printing.print_line(f"! {flag}")
+
+
+def _wrapped(changes: str) -> list[str]:
+    """In lines that break only between two changes."""
+    kept_together = re.sub("(?<!,) ", "\N{NO-BREAK SPACE}", changes)
+    lines = textwrap.wrap(kept_together, WIDTH, break_long_words=False, break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

@@ -1,0 +1,1 @@
+"""Run folders and model files: configuration, metrics, weights, resume states, results."""

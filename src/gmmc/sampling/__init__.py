@@ -1,0 +1,1 @@
+"""Samplers, initial images of chains, and the engine that computes their gradients."""

@@ -1,0 +1,1 @@
+"""Hand-written gradients of wide ResNets for NVIDIA Hopper GPUs."""

@@ -1,0 +1,113 @@
+"""Where chains begin: uniform noise (the paper) or the Gaussian of a class's pixels."""
+
+import torch
+from torch import Tensor, nn
+
+from gmmc.base.limits import IMAGE_SIDE
+from gmmc.base.seeds import derived_seed
+from gmmc.data import LabelledImages
+from gmmc.errors import InputError
+from gmmc.pixels import Shape, to_signed
+from gmmc.sampling.samplers import BOX, Noise
+
+AXES = ("channel", "row", "column")
+
+
+class UniformStart(nn.Module):
+    """x′_0 ~ U(−1, 1)."""
+
+    name = "uniform noise"
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, labels: Tensor, noise: Noise) -> Tensor:
+        return noise.uniform(*self.shape) * 2 - 1
+
+
+class GaussianStart(nn.Module):
+    """x′_0 ~ a Gaussian fitted to the pixels of class y′, kept in the box.
+
+    Images are written in cosines over channels, rows and columns (the DCT), which for natural images are
+    nearly independent. Among the `detail`·`detail` coarsest of each channel the covariance is held by its
+    `rank` largest principal directions; what they leave of each cosine's variance, and all of the finer ones'
+    variance, is added independently; of the finer ones the mean is taken for zero. It takes kilobytes, not
+    megabytes; with detail = 0 (all cosines) and rank ≥ number of pixels it is exact.
+    """
+
+    name = "Gaussian of the class's pixels"
+    mean: Tensor
+    directions: Tensor
+    rest: Tensor
+
+    def __init__(self, shape: Shape, classes: int, rank: int, detail: int = 0):
+        super().__init__()
+        self.shape = shape
+        self.coarse = tuple(min(detail or size, size) for size in shape[1:])
+        numbers = shape[0] * self.coarse[0] * self.coarse[1]
+        self.register_buffer("mean", torch.zeros(classes, numbers))
+        self.register_buffer("directions", torch.zeros(classes, min(rank, numbers), numbers))
+        self.register_buffer("rest", torch.zeros(classes, *shape))
+        if max(shape) > IMAGE_SIDE:
+            raise InputError(
+                f"buffer.start=gaussian needs at most {IMAGE_SIDE} numbers per side (limits.IMAGE_SIDE), "
+                f"got {max(shape)}"
+            )
+        if not self.mean.is_meta:  # else what is stored is compared first
+            self.fill_constants()
+
+    def fill_constants(self) -> None:
+        """Compute what is stored in no file."""
+        for axis, size in zip(AXES, self.shape, strict=True):
+            self.register_buffer(f"{axis}_cosines", cosines(size), persistent=False)
+
+    @torch.no_grad()
+    def fit(self, data: LabelledImages) -> None:
+        classes, rank, _ = self.directions.shape
+        for y in range(classes):
+            x = to_signed(data.images[data.labels == y].to(self.mean.device))
+            if not len(x):  # of a part of the data; what was known of the class stays
+                continue
+            c = self._transformed(x, inverse=False)
+            coarse = self._coarse(c).flatten(1)
+            self.mean[y] = coarse.mean(0)
+            scale = max(1, len(x) - 1) ** 0.5
+            deviations = (coarse - self.mean[y]) / scale
+            kept = min(rank, *deviations.shape)
+            with torch.random.fork_rng([x.device] if x.is_cuda else []):
+                torch.manual_seed(derived_seed("directions", y))  # svd_lowrank draws its test vectors
+                _, size, directions = torch.svd_lowrank(deviations, q=kept, niter=4)
+            self.directions[y, :kept] = (directions * size).mT
+            variance = ((c - c.mean(0)) / scale).square().sum(0)
+            self._coarse(variance).sub_(self.directions[y].square().sum(0).view(-1, *self.coarse))
+            self.rest[y] = variance.clamp(min=0).sqrt()
+
+    def forward(self, labels: Tensor, noise: Noise) -> Tensor:
+        along = noise.normal(self.directions.shape[1])
+        c = self.rest[labels] * noise.normal(*self.shape)
+        coarse = self.mean[labels]
+        for y in range(len(self.mean)):  # one product per class: a gathered batch of matrices would be huge
+            coarse = coarse + (labels == y).unsqueeze(1) * (along @ self.directions[y])
+        self._coarse(c).add_(coarse.unflatten(1, (-1, *self.coarse)))
+        return self._transformed(c, inverse=True).clamp(*BOX)
+
+    def _coarse(self, c: Tensor) -> Tensor:
+        return c[..., : self.coarse[0], : self.coarse[1]]
+
+    def _transformed(self, x: Tensor, *, inverse: bool) -> Tensor:
+        """Pixels → cosines, or back."""
+        for place, axis in enumerate(AXES, start=-len(AXES)):
+            basis = self.get_buffer(f"{axis}_cosines")
+            x = (x.movedim(place, -1) @ (basis if inverse else basis.mT)).movedim(-1, place)
+        return x
+
+
+def cosines(size: int) -> Tensor:
+    """The orthonormal cosines on `size` places, a row each, from coarse to fine (DCT-II).
+
+    On three channels: brightness, red against blue, green against both.
+    """
+    place, frequency = torch.arange(size).double() + 0.5, torch.arange(size).double()
+    waves = torch.cos(torch.pi / size * frequency[:, None] * place)
+    return (waves / waves.norm(dim=1, keepdim=True)).float()

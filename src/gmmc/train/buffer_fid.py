@@ -1,0 +1,33 @@
+"""FID of the replay buffer while a training runs: `train.fid_every`. It costs the training no time."""
+
+import torch
+
+from gmmc.config import Config
+from gmmc.data import Dataset
+from gmmc.evaluations.buffer_images import as_files, evenly
+from gmmc.fid import features
+from gmmc.fid.feature_cache import training_features
+from gmmc.fid.similarity import Gaussian, frechet
+from gmmc.train.buffer import ReplayBuffer
+
+
+class Watch:
+    """The training images as the feature network sees them, and what the buffer looks like beside them.
+
+    The same number as `buffer/fid` of the evaluation `validation`; of several processes the first one's part.
+    """
+
+    def __init__(self, cfg: Config, data: Dataset, device: torch.device, feature_network: str | None = None):
+        self.every, self.images = cfg.train.fid_every, cfg.train.fid_images
+        self.network = features.find(feature_network or cfg.evaluate.features, data, device)
+        self.real = Gaussian.of(torch.cat(training_features(self.network, data)))
+
+    def due(self, epoch: int, last: bool) -> bool:
+        """`epoch`: how many generative epochs are done."""
+        return epoch > 0 and (last or epoch % self.every == 0)
+
+    def fid(self, buffer: ReplayBuffer) -> float:
+        chosen = evenly(len(buffer), self.images).to(buffer.images.device)
+        images = as_files(buffer.images[chosen])
+        # Silent: there is the bar of the training.
+        return frechet(self.real, Gaussian.of(self.network.features(images, silent=True)))

@@ -1,0 +1,31 @@
+"""Averaged weights: smoother than the last ones, and better to evaluate and to sample from."""
+
+import copy
+
+import torch
+from torch import Tensor
+
+from gmmc.classifier.model import Classifier
+from gmmc.networks.backbones import batch_norms
+
+
+class Average:
+    """θ̄ ← decay·θ̄ + (1 − decay)·θ after every update; the statistics of batch norm are copied.
+
+    Early on the decay is smaller, (1 + t)/(10 + t): random first weights are soon forgotten.
+    """
+
+    def __init__(self, model: Classifier, decay: float):
+        self.model = copy.deepcopy(model).requires_grad_(False).eval()
+        self.decay = decay
+
+    @torch.no_grad()
+    def update(self, model: Classifier, updates: int) -> None:
+        decay = min(self.decay, (1 + updates) / (10 + updates))
+        averages: list[Tensor] = list(self.model.parameters())
+        weights: list[Tensor] = list(model.parameters())
+        # One launch for many tensors on a GPU.
+        torch._foreach_lerp_(averages, weights, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
+        for mine, current in zip(batch_norms(self.model), batch_norms(model), strict=True):
+            for statistic, now in zip(mine.buffers(), current.buffers(), strict=True):
+                statistic.copy_(now)

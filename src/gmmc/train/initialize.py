@@ -1,0 +1,186 @@
+"""Training that begins with the weights of another run instead of random ones: `train.start`.
+
+A start of the same classes is trained further: its network must be the recipe's. From a start of other
+classes only the trunk is taken, all layers but the last: the network is then the start's, with a new last
+layer and a new head.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from gmmc import config
+from gmmc.base.tensorfile import pack
+from gmmc.classifier.model import Classifier
+from gmmc.config import Config, ModelConfig, PhaseConfig
+from gmmc.data import Dataset
+from gmmc.errors import InputError
+from gmmc.networks.backbones import split_last
+from gmmc.pixels import Shape
+from gmmc.runs import folder as runs
+from gmmc.runs import results as records
+from gmmc.runs import shipped as pretrained
+
+BATCH_NORMS = {"batch", "batch_then_frozen"}  # which differ in when they learn, not in what
+
+
+class Beginning(NamedTuple):
+    cfg: Config  # as it is trained
+    start: Classifier | None
+    note: str  # for people
+
+
+def begin(cfg: Config, data: Dataset) -> Beginning:
+    """Load the start, if any, and adapt the recipe to it."""
+    note = ""
+    if cfg.train.start == config.AUTO_START:
+        name, note = choose_start(cfg, data)
+        cfg = with_start(cfg, name)
+    start = load_start(cfg, data)
+    if start is not None and is_transfer(start, data):
+        return Beginning(transferred(cfg, start.cfg.model), start, note)
+    return Beginning(without_transfer(cfg), start, note)
+
+
+def choose_start(cfg: Config, data: Dataset) -> tuple[str, str]:
+    """Return the name of a shipped model to begin with, or "" and the reason."""
+    if cfg.frozen.epochs and cfg.model.head == "mmc" and not cfg.model.dim:
+        return "", "beginning with random weights: model.dim=0 has no last layer that learns"
+    for name in pretrained.names():
+        model = runs.load(pretrained.SHIPPED / name)
+        if model.shape == data.shape and is_transfer(model, data):
+            return name, ""
+    rule = "no shipped model has other classes and images of"
+    return "", f"beginning with random weights: {rule} {shown(data.shape)}"
+
+
+def with_start(cfg: Config, start: str) -> Config:
+    return dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, start=start))
+
+
+def resumed(cfg: Config, stored: Config) -> Config:
+    """Adapt the recipe as when the run began, without the start, which may be gone."""
+    if cfg.train.start == config.AUTO_START:
+        cfg = with_start(cfg, stored.train.start)
+    ways = [without_transfer(cfg)]
+    with contextlib.suppress(InputError):  # a recipe that leaves a transfer nothing to train
+        ways.append(transferred(cfg, stored.model))
+    return min(ways, key=lambda way: len(config.differences(stored, way)))
+
+
+def is_transfer(start: Classifier, data: Dataset) -> bool:
+    return start.class_names != data.class_names
+
+
+def transferred(cfg: Config, network: ModelConfig) -> Config:
+    """Recipe of a training from a start of other classes: with its network, [finetune] if there is one."""
+    norm = network.norm
+    if norm in BATCH_NORMS:
+        norm = cfg.model.norm if cfg.model.norm in BATCH_NORMS else "batch"
+    model = dataclasses.replace(
+        cfg.model, backbone=network.backbone, activation=network.activation, norm=norm
+    )
+    has_own = (cfg.frozen, cfg.finetune) != (PhaseConfig(), PhaseConfig())
+    if has_own and not cfg.frozen.epochs + cfg.finetune.epochs + cfg.generative.epochs:
+        raise InputError(
+            f"train.start={cfg.train.start} has nothing to train: frozen.epochs + finetune.epochs must be at "
+            "least 1, got 0"
+        )
+    phase = cfg.finetune if has_own else cfg.discriminative
+    return dataclasses.replace(cfg, model=model, discriminative=phase)
+
+
+def without_transfer(cfg: Config) -> Config:
+    """Recipe without the phases that only a start of other classes needs."""
+    return dataclasses.replace(cfg, frozen=PhaseConfig(), finetune=PhaseConfig())
+
+
+def check_used(asked: Config, trained: Config, keys: Iterable[str]) -> None:
+    """Refuse settings, given by their keys, that the adapted recipe drops."""
+    unused = [key for key in keys if key != "train.start" and _setting(asked, key) != _setting(trained, key)]
+    if not unused:
+        return
+    if all(key.startswith(("frozen.", "finetune.")) for key in unused):
+        rule = "without a start of other classes (train.start)"
+    else:
+        rule = f"with train.start={trained.train.start}, whose network and [finetune] are trained"
+    raise InputError(f"{', '.join(unused)} would not be used {rule}; leave it out")
+
+
+def _setting(cfg: Config, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(cfg, section), name)
+
+
+def load_start(cfg: Config, data: Dataset) -> Classifier | None:
+    """Load the model to begin with, if any; refuse one that does not fit or knows the answers."""
+    if not cfg.train.start:
+        return None
+    try:
+        start = runs.load(cfg.train.start)
+        metrics = records.read_metrics(pretrained.find(cfg.train.start))
+    except InputError as error:
+        raise InputError(f"train.start must be a finished run or a model file: {error}") from None
+    # Two starts of the same path need not be the same.
+    start.trained["sha256"] = pack(start.state_dict(), {})[1]
+    if metrics:
+        start.trained["seconds"] = metrics[-1].get("seconds", 0.0)
+    check_shape(start, cfg, data)
+    if is_transfer(start, data):
+        return start
+    check_fit(start, cfg, data)
+    if start.trained.get("data_sha256") != data.fingerprint:
+        raise InputError(
+            f"train.start must have the same training images, got {cfg.train.start}, which may have seen "
+            "validation images of this run; give the same data, train.seed and data.valid"
+        )
+    return start
+
+
+def check_shape(start: Classifier, cfg: Config, data: Dataset) -> None:
+    """Refuse a model of images of another shape."""
+    if start.shape != data.shape:
+        needed = f"{shown(start.shape)} (data.size={start.shape[1]})"
+        raise InputError(f"train.start={cfg.train.start} needs images of {needed}, got {shown(data.shape)}")
+
+
+def shown(shape: Shape) -> str:
+    return "×".join(map(str, shape))
+
+
+def check_fit(start: Classifier, cfg: Config, data: Dataset) -> None:
+    """Refuse a model to train further whose weights would not fit."""
+    if (start.shape, start.class_names) != (data.shape, data.class_names):
+        raise InputError(
+            f"train.start must be a model of the same classes and image size, got {len(start.class_names)} "
+            f"classes, {shown(start.shape)}"
+        )
+    for key in dataclasses.fields(cfg.model):
+        old, new = getattr(start.cfg.model, key.name), getattr(cfg.model, key.name)
+        if old != new and not (key.name == "priors" or {old, new} == BATCH_NORMS):
+            raise InputError(
+                f"train.start must have the [model] of this recipe, model.{key.name}={new}, got {old}"
+            )
+
+
+def take_over(model: Classifier, start: Classifier) -> None:
+    """Copy the start's network and what its head has learned; of other classes the trunk alone.
+
+    Priors and starts of chains are those of the new data. Of classes that the new data lack, chains start
+    where they did before.
+    """
+    if start.class_names != model.class_names:
+        split_last(model.backbone)[0].load_state_dict(split_last(start.backbone)[0].state_dict())
+        return
+    model.backbone.load_state_dict(start.backbone.state_dict())
+    if isinstance(start.start, type(model.start)):
+        model.start.load_state_dict(start.start.state_dict())
+    for mine, learned in zip(model.head.parameters(), start.head.parameters(), strict=True):
+        mine.data.copy_(learned)
+
+
+def told(start: Classifier) -> dict[str, object]:
+    """What a model remembers of the one that it came from."""
+    facts = ("sha256", "updates", "seconds", "weights", "commit")
+    return {name: start.trained[name] for name in facts if name in start.trained}

@@ -1,0 +1,98 @@
+"""What a training tells people of itself, in words."""
+
+from collections.abc import Iterator
+
+from gmmc.classifier.model import Classifier
+from gmmc.config import Config
+from gmmc.data import Dataset
+from gmmc.runs import shipped as pretrained
+from gmmc.runs.folder import State
+from gmmc.train.learner import Learner
+
+FEW_UPDATES = 300  # fewer and a small folder of photos has hardly been looked at
+
+
+def beginning(learner: Learner) -> Iterator[str]:
+    """What one may not expect of a training that begins."""
+    cfg, total = learner.cfg, learner.plan.total
+    if learner.transferred:
+        in_python = learner.data.name == Dataset.name  # where the start is an argument
+        unchecked = "; gmmc cannot check whether it has seen your test images"
+        yield (
+            f"beginning with the network of {cfg.train.start}, {cfg.model.backbone}, and a new last layer: "
+            f"{cfg.frozen.epochs} epochs of the last layer, {cfg.discriminative.epochs} of all layers"
+            + ("" if in_python else "; train.start= begins with random weights and the recipe's network")
+            + ("" if cfg.train.start in pretrained.names() else unchecked)
+        )
+    elif learner.start:
+        more = cfg.discriminative.epochs
+        rest = f"; {more} discriminative epochs follow, discriminative.epochs=0 leaves them out"
+        yield f"beginning with the weights of {cfg.train.start}{rest if more else ''}"
+    if learns_cut_outs(cfg):
+        cure = "" if cfg.objective.name == "balanced" else "objective.name=balanced with "
+        yield (
+            f"generative.cutout={cfg.generative.cutout} is above contrast.cutout={cfg.contrast.cutout}: "
+            "log p(x) will rate cut-out images too high, since no sample pushes against them; "
+            f"{cure}objective.anchor_on=contrast prevents most of it"
+        )
+    if total < FEW_UPDATES:
+        yield (
+            f"{len(learner.data.train)} training images in batches of {learner.batch_size} make {total} "
+            "updates in all: if these are too few, raise the epochs or lower train.batch_size"
+        )
+
+
+def learns_cut_outs(cfg: Config) -> bool:
+    """Whether energies of images behind larger squares than in the contrast are pulled down."""
+    objective = cfg.objective
+    pulled = {
+        "gmmc": False,  # its samples push against the same images
+        "split": cfg.train.beta < 1,
+        "balanced": cfg.model.head != "linear" and objective.anchor > 0 and objective.anchor_on == "class",
+    }
+    return cfg.samples and cfg.generative.cutout > cfg.contrast.cutout and pulled[objective.name]
+
+
+def abstaining(model: Classifier) -> str:
+    rule = model.cfg.abstain
+    return f"score={rule.score} tpr={rule.tpr:g}"
+
+
+def moved(state: State, learner: Learner) -> str:
+    """What is different from the processes that wrote the state."""
+    parts = []
+    device = state.info.get("device", learner.device.type)
+    if device != learner.device.type:
+        parts.append(f", begun on {device}")
+    before = state.info.get("precision", learner.cfg.train.precision)  # older states do not say
+    if before != learner.precision:
+        parts.append(f", now in {learner.precision} instead of {before}")
+    if state.info["processes"] != learner.fabric.world_size:
+        count = learner.fabric.world_size
+        noun = "process" if count == 1 else "processes"
+        parts.append(f", with {count} {noun} instead of {state.info['processes']}")
+    threads = learner.cfg.train.threads
+    before = state.info.get("threads", threads)
+    if threads not in (0, before):
+        parts.append(f", with {threads} {'thread' if threads == 1 else 'threads'} instead of {before}")
+    return "".join(parts)
+
+
+def describe(line: dict) -> str:
+    """A metrics line for people; what matters most comes first, where a narrow terminal cuts it."""
+    parts = [f"real {line['real_energy']:.3g}"]
+    if "sampled_energy" in line:
+        parts.append(f"sampled {line['sampled_energy']:.3g}")
+    if "valid_accuracy" in line:
+        parts.append(f"valid {line['valid_accuracy']:.1%}")
+    else:
+        parts.append(f"train {line['accuracy']:.1%}")
+    if "buffer_fid" in line:
+        parts.append(f"FID of the buffer {line['buffer_fid']:.1f}")
+    if "force_ratio" in line:
+        parts.append(f"R {line['force_ratio']:.2f}")
+    if "rollbacks" in line:
+        parts.append(f"rollbacks {line['rollbacks']}")
+    if line.get("bounded", 0) > 0.005:
+        parts.append(f"bounded {line['bounded']:.0%}")
+    return "  ".join(parts)

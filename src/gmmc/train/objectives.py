@@ -1,0 +1,162 @@
+"""What an update minimises. One signature: (parts of the batch as features, head, settings, β) → loss."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gmmc.classifier.model import Classifier
+from gmmc.config import Config, ObjectiveConfig
+from gmmc.networks.backbones import LAYOUT, has_live_statistics, unrecorded_statistics
+from gmmc.networks.heads import Head
+
+# --- the shape of a sampled energy before the mean ---
+
+
+def raw(energies: Tensor, bound: float) -> Tensor:
+    """E′ as it is, the paper's: the farther a chain, the harder it is pushed."""
+    return energies
+
+
+def cap(energies: Tensor, bound: float) -> Tensor:
+    """min(E′, κ): no push above κ."""
+    return energies.clamp(max=bound)
+
+
+def huber(energies: Tensor, bound: float) -> Tensor:
+    """E′ up to κ, then 2√(κE′) − κ: the push ‖φ − μ‖·h′ grows up to √(2κ) and stays there."""
+    return torch.where(energies < bound, energies, 2 * (bound * energies.clamp(min=bound)).sqrt() - bound)
+
+
+SHAPES: dict[str, Callable[[Tensor, float], Tensor]] = {"raw": raw, "cap": cap, "huber": huber}
+
+
+# --- the objectives ---
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What an objective is made of; energies are unit energies, one per image."""
+
+    features: Tensor  # φ of the real images as the phase augments them
+    labels: Tensor
+    head: Head
+    real: Tensor  # E(x, y) of the same
+    contrast: Tensor | None  # E(x, y) of the first of these images as [contrast] augments them
+    sampled: Tensor | None  # h(E(x′, y′)); None where β = 0
+
+
+def gmmc(terms: Terms, cfg: ObjectiveConfig, beta: float | Tensor) -> Tensor:
+    """mean E(x, y) − β·mean h(E(x′, y′)): with raw h the gradient of Eq. 5 at β = 0, of Eq. 7 above.
+
+    The paper divides both by γ², a constant that Adam cancels; α, defined on the unit energy, is where the
+    energy's scale is chosen.
+    """
+    loss = terms.real.mean()
+    return loss if terms.sampled is None else loss - beta * terms.sampled.mean()
+
+
+def split(terms: Terms, cfg: ObjectiveConfig, beta: float | Tensor) -> Tensor:
+    """(1 − β)·E(x, y) + β·[E(x_contrast, y) − h(E(x′, y′))]: gmmc with two ways to augment."""
+    return (1 - beta) * terms.real.mean() + beta * _difference(terms)
+
+
+def balanced(terms: Terms, cfg: ObjectiveConfig, beta: float | Tensor) -> Tensor:
+    """CE(x, y) + anchor·E(x, y) + β·[E(x_contrast, y) − h(E(x′, y′))]; a linear head has no anchor.
+
+    `anchor_on` chooses the images of the anchor. An anchor on class images makes them likely as they are
+    augmented, since no sample pushes against it: where these are cut out, the density learns grey squares.
+    The class part moves p(y|x) only, and real and sampled energies weigh the same: the density is at rest
+    where samples are as frequent as data, not twice as frequent as with β = 0.5 in `gmmc`.
+    """
+    has_means = terms.head.means is not None
+    temperature, anchor = (cfg.temperature, cfg.anchor) if has_means else (1.0, 0.0)
+    cross_entropy = F.cross_entropy(terms.head.logits_at(terms.features, temperature), terms.labels)
+    contrast = terms.contrast if cfg.anchor_on == "contrast" else None
+    anchored = terms.real if contrast is None else contrast
+    return cross_entropy + anchor * anchored.mean() + beta * _difference(terms)
+
+
+def _difference(terms: Terms) -> Tensor | float:
+    if terms.contrast is None or terms.sampled is None:  # β = 0
+        return 0.0
+    return terms.contrast.mean() - terms.sampled.mean()
+
+
+OBJECTIVES: dict[str, Callable[[Terms, ObjectiveConfig, float | Tensor], Tensor]] = {
+    "gmmc": gmmc,
+    "split": split,
+    "balanced": balanced,
+}
+
+
+# --- from images to the loss ---
+
+Pair = tuple[Tensor, Tensor]  # images and labels
+
+
+class Outcome(NamedTuple):
+    """Of each image, for the record: without gradients."""
+
+    real: Tensor  # unit energies
+    contrast: Tensor | None  # None where the objective has no contrast images, or β = 0
+    sampled: Tensor | None
+    correct: Tensor  # whether a real image is assigned its class
+
+
+class Loss:
+    """One update's forward pass."""
+
+    def __init__(self, model: Classifier, cfg: Config):
+        self.backbone, self.head = model.backbone, model.head
+        self.cfg = cfg.objective
+        self.limit = math.inf  # beyond it a sampled energy is not pushed at all; set by a rollback
+
+    def __call__(
+        self,
+        real: Pair,
+        contrast: Tensor | None,
+        sampled: Pair | None,
+        beta: float | Tensor,
+        network: Callable[[Tensor], Tensor] | None = None,
+    ) -> tuple[Tensor, Outcome]:
+        """`network`: the backbone in another form, if not as it is."""
+        x, y = real
+        parts = [x] + ([] if contrast is None else [contrast]) + ([] if sampled is None else [sampled[0]])
+        features = self.features(network or self.backbone, parts, last_is_sampled=sampled is not None)
+        energy = self.head.unit_energy
+        sampled_energies = None if sampled is None else energy(features[-1], sampled[1])
+        terms = Terms(
+            features=features[0],
+            labels=y,
+            head=self.head,
+            real=energy(features[0], y),
+            contrast=None if contrast is None else energy(features[1], y[: len(contrast)]),
+            sampled=None if sampled_energies is None else self.shaped(sampled_energies),
+        )
+        loss = OBJECTIVES[self.cfg.name](terms, self.cfg, beta)
+        correct = self.head(features[0].detach()).argmax(-1) == y
+        contrast_record = None if terms.contrast is None else terms.contrast.detach()
+        sampled_record = None if sampled_energies is None else sampled_energies.detach()
+        return loss, Outcome(terms.real.detach(), contrast_record, sampled_record, correct)
+
+    def shaped(self, energies: Tensor) -> Tensor:
+        return SHAPES[self.cfg.shape](cap(energies, self.limit), self.cfg.bound)
+
+    def features(
+        self, network: Callable[[Tensor], Tensor], parts: list[Tensor], *, last_is_sampled: bool
+    ) -> list[Tensor]:
+        """One pass for all parts; with live batch statistics one each, and those of samples go unrecorded."""
+        parts = [part.contiguous(memory_format=LAYOUT) for part in parts]
+        if not has_live_statistics(self.backbone):
+            return list(network(torch.cat(parts)).split([len(part) for part in parts]))
+        real = parts[:-1] if last_is_sampled else parts
+        features = [network(part) for part in real]
+        if last_is_sampled:
+            with unrecorded_statistics(self.backbone):
+                features.append(network(parts[-1]))
+        return features

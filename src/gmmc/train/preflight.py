@@ -1,0 +1,52 @@
+"""What only the data and the number of processes can tell of a recipe, before anything is written."""
+
+import torch
+
+from gmmc.classifier.model import Classifier, pick_device
+from gmmc.config import Config
+from gmmc.data import Dataset
+from gmmc.errors import InputError
+from gmmc.networks.backbones import split_last
+from gmmc.sampling.engine import choose
+from gmmc.train.buffer import check_quotas
+
+
+def check(cfg: Config, data: Dataset, processes: int) -> None:
+    """Refuse a recipe that these data or so many processes do not allow."""
+    choose(cfg.train.engine, pick_device(cfg.train.device), compile=False)
+    smallest_side = min(data.shape[1:])
+    for name in ("frozen", "discriminative", "generative", "contrast"):
+        for key in ("shift", "cutout"):
+            pixels = getattr(getattr(cfg, name), key)
+            if pixels >= smallest_side:
+                rule = f"must be less than the image size {smallest_side}"
+                raise InputError(f"{name}.{key} {rule}, got {pixels}")
+    batch_size = min(cfg.train.batch_size, len(data.train))
+    if processes > batch_size:
+        rule = f"must be at most the {batch_size} images of a batch"
+        raise InputError(f"the number of processes, train.devices × train.nodes, {rule}, got {processes}")
+    sizes, chains = {"train.batch_size": batch_size}, min(cfg.chains, batch_size)
+    if cfg.samples:
+        sizes |= {"buffer.size": cfg.buffer.size, "buffer.chains": chains}
+    for name, size in sizes.items():
+        if size % processes:
+            raise InputError(f"{name} must be a multiple of the {processes} processes, got {size}")
+    updates = len(data.train) // batch_size
+    for name in ("frozen", "discriminative", "generative"):
+        phase = getattr(cfg, name)
+        if phase.epochs and phase.warmup > phase.epochs * updates:
+            rule = f"must be at most the {phase.epochs * updates} updates of the phase"
+            raise InputError(f"{name}.warmup {rule}, got {phase.warmup}")
+    classes, dim = len(data.class_names), cfg.model.dim
+    if cfg.model.head == "mmc" and 0 < dim < classes - 1:
+        rule = f"must be at least {classes - 1} for equiangular means of {classes} classes, or 0"
+        raise InputError(f"model.dim {rule}, got {dim}")
+    with torch.device("meta"):  # a network that cannot be built is refused before anything is written
+        model = Classifier(cfg, data.shape, data.class_names)
+    if cfg.frozen.epochs and not [*split_last(model.backbone)[1].parameters(), *model.head.parameters()]:
+        rule = "frozen.epochs needs a last layer that learns, model.dim above 0"
+        raise InputError(f"{rule}, got frozen.epochs={cfg.frozen.epochs} and model.dim={dim}")
+    if cfg.samples and cfg.buffer.labels == "batch":
+        uniform = torch.full((classes,), 1 / classes)
+        priors = data.class_counts / len(data.train) if cfg.model.priors == "empirical" else uniform
+        check_quotas(cfg.buffer.size // processes, chains // processes, priors)
