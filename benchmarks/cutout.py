@@ -23,17 +23,17 @@ from sklearn.svm import SVC
 from torch import Tensor
 
 import gmmc
-from gmmc import config
-from gmmc import data as data_sources
 from gmmc.base import provenance
 from gmmc.base.atomic import write_atomic
 from gmmc.base.progress import Progress
 from gmmc.base.seeds import generator
 from gmmc.classifier.model import Classifier
 from gmmc.classifier.scores import feature_scores, features
-from gmmc.config import Config
-from gmmc.data import Dataset
+from gmmc.config import recipes
+from gmmc.config.schema import Config
+from gmmc.data import sources as data_sources
 from gmmc.data.augment import cut_out
+from gmmc.data.splits import Dataset
 from gmmc.evaluations.detection import detect
 from gmmc.evaluations.samples import pixel_vectors
 from gmmc.pixels import to_signed, to_uint8, to_unit
@@ -68,7 +68,7 @@ def recipe(variant: str, anchor: float, seed: int) -> Config:
     changes = VARIANTS[variant]
     tree = {name: {**RECIPE.get(name, {}), **changes.get(name, {})} for name in RECIPE | changes}
     tree["objective"]["anchor"], tree["train"]["seed"] = anchor, seed
-    return config.from_dict(tree)
+    return recipes.from_dict(tree)
 
 
 def trained(variant: str, anchor: float, seed: int) -> tuple[Classifier, Dataset]:

@@ -17,13 +17,13 @@ import torch
 from PIL import Image
 
 import gmmc
-from gmmc import config
 from gmmc.base import provenance
 from gmmc.base.atomic import write_atomic
 from gmmc.base.progress import Progress
-from gmmc.cli.commands import evaluate_run
-from gmmc.config import DataConfig
-from gmmc.data import LabelledImages
+from gmmc.config import recipes
+from gmmc.config.sections import DataConfig
+from gmmc.data.splits import LabelledImages
+from gmmc.evaluations.run import evaluate_run
 from gmmc.train.loop import train
 
 CLASSES = ("cat", "frog", "ship")
@@ -43,7 +43,7 @@ def measure(count: int, other: Path, data: gmmc.data.Dataset, folder: Path) -> d
         save(data.train, data.class_names, name, count // len(CLASSES), folder / "photos" / name)
     # Random weights: the network of cifar10 has been trained on these photos.
     changes = {"data.name": str(folder / "photos"), "train.start": "", "train.threads": 1}
-    cfg = config.load("photos", changes)
+    cfg = recipes.load("photos", changes)
     sets = (str(other), "noise", "interp")
     cfg = dataclasses.replace(cfg, evaluate=dataclasses.replace(cfg.evaluate, ood=sets))
     model = train(cfg, folder / "run")

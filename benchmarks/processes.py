@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gmmc.base import provenance
-from gmmc.runs.results import read_metrics
+from gmmc.runs.metrics import read_metrics
 
 BATCH = 64
 LIMIT = 100  # seconds of one training; there are four, and each should take a fraction of it

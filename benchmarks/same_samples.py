@@ -19,13 +19,13 @@ from torch import Tensor
 from gmmc.base import provenance
 from gmmc.base.progress import Progress
 from gmmc.classifier.model import Classifier
-from gmmc.cli import commands
 from gmmc.errors import InputError
 from gmmc.fid import features
 from gmmc.fid.feature_cache import known_features
 from gmmc.fid.features import FeatureNetwork
 from gmmc.fid.similarity import Gaussian, frechet
 from gmmc.pixels import as_unit, to_uint8
+from gmmc.runs import finished, training_data
 
 
 def main() -> None:
@@ -45,9 +45,9 @@ def main() -> None:
         parser.error(f"--number must be at least 2, got {arguments.number}")
     network, real = None, torch.empty(0)
     try:
-        model = commands.load_model(arguments.run, arguments.device)
+        model = finished.load_model(arguments.run, arguments.device)
         if arguments.features:
-            data = commands.load_data(model, arguments.run)
+            data = training_data.load_data(model, arguments.run)
             network, real = features.find(arguments.features, data, model.device), data.train.images
     except InputError as error:
         parser.error(str(error))

@@ -34,7 +34,13 @@ from gmmc import GMMCClassifier
 from gmmc.base import provenance
 from gmmc.base.atomic import write_atomic
 from gmmc.base.progress import Progress
-from gmmc.evaluations.calibration import BINS, calibration_error, equal_bins, errors_if_perfect, reliability
+from gmmc.evaluations.calibration import (
+    BINS,
+    calibration_error,
+    equal_bins,
+    errors_if_perfect,
+    reliability,
+)
 from gmmc.fid.intervals import of_proportion
 
 FOLDS = 5

@@ -24,17 +24,20 @@ from typing import Any
 import torch
 
 import gmmc
-from gmmc import config
 from gmmc.base import provenance
 from gmmc.base.progress import Progress
 from gmmc.base.seeds import generator
 from gmmc.classifier.model import Classifier
 from gmmc.classifier.scores import feature_scores, features, logits_at, unit_energies
-from gmmc.config import DataConfig
-from gmmc.data import GENERATED, Dataset, LabelledImages, hold_out, named
+from gmmc.config import recipes
+from gmmc.config.sections import DataConfig
+from gmmc.data.ood_sets import GENERATED
+from gmmc.data.sources import named
+from gmmc.data.splits import Dataset, LabelledImages, hold_out
 from gmmc.evaluations.calibration import measure as measure_calibration
 from gmmc.evaluations.detection import detect
-from gmmc.runs import results as records
+from gmmc.runs import metrics
+from gmmc.runs.results import read_results, write_results
 from gmmc.train.loop import train
 
 ARMS = {
@@ -67,7 +70,7 @@ def triple_of(whole: Dataset, number: int, seed: int) -> Dataset:
         labels = torch.tensor([classes.index(y) for y in images.labels[places].tolist()])
         return LabelledImages(images.images[places], labels)
 
-    learned, valid = hold_out(chosen(whole.train), config.load("photos").data.valid, seed)
+    learned, valid = hold_out(chosen(whole.train), recipes.load("photos").data.valid, seed)
     names = [whole.class_names[y] for y in classes]
     return Dataset(learned, valid, chosen(whole.test), names, "cifar100 triple")
 
@@ -76,11 +79,11 @@ def run(whole: Dataset, triple: int, arm: str, seed: int, more: list[str]) -> di
     """Train one model; return its values and conditions as results.json has them."""
     data = triple_of(whole, triple, seed)
     changes = [*ARMS[arm], "train.precision=fp32", *more]
-    cfg = config.load("photos", [*changes, f"train.seed={seed}"])
+    cfg = recipes.load("photos", [*changes, f"train.seed={seed}"])
     began = time.perf_counter()
     with TemporaryDirectory() as folder:
         model = train(cfg, folder, data, silent=True)
-        seconds = records.read_metrics(Path(folder))[-1]["seconds"]
+        seconds = metrics.read_metrics(Path(folder))[-1]["seconds"]
     values = {"training_seconds": seconds, "seconds": time.perf_counter() - began, **measure(model, data)}
     values |= aurocs(model, data, whole)
     conditions = {
@@ -177,14 +180,14 @@ def main() -> None:
     parser.add_argument("--test", action="store_true", help="show the numbers of test images")
     arguments = parser.parse_args()
     wanted = [(t, arm, s) for arm in arguments.arms for s in arguments.seeds for t in arguments.triples]
-    left = [each for each in wanted if name_of(*each) not in records.read_results(arguments.out)]
+    left = [each for each in wanted if name_of(*each) not in read_results(arguments.out)]
     if left:
         whole = cifar100(arguments.root)
         with Progress("transfer", len(left)) as bar:
             for done, each in enumerate(left, 1):
-                records.write_results(arguments.out, {name_of(*each): run(whole, *each, arguments.set)})
+                write_results(arguments.out, {name_of(*each): run(whole, *each, arguments.set)})
                 bar.update(done, name_of(*each))
-    show(records.read_results(arguments.out), test=arguments.test)
+    show(read_results(arguments.out), test=arguments.test)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gmmc.base.tables import Table, as_markdown
 from gmmc.report import published
 from gmmc.report.attacks import preset_of, worst_case
 from gmmc.report.compare.section import COLUMNS, differences, written
@@ -21,8 +22,7 @@ def results(name: str) -> dict[str, Any]:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return as_markdown(Table.of(header, rows)) + "\n"
 
 
 def percent(entry: dict[str, Any], name: str, digits: int = 1) -> str:

@@ -10,16 +10,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from gmmc import config
-from gmmc import data as data_sources
 from gmmc.base import progress
 from gmmc.base.precision import cpu_traps_bf16
 from gmmc.classifier.model import Classifier
-from gmmc.data import Dataset, LabelledImages
-from gmmc.evaluations import autoattack
+from gmmc.config import recipes, schema
+from gmmc.data import sources as data_sources
+from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.evaluations.attacks import protocol
+from gmmc.evaluations.registry import autoattack
 from gmmc.fid import small_features
-from gmmc.runs import folder as runs
+from gmmc.runs import model_file
 from gmmc.train.distributed import build_fabric
 from gmmc.train.learner import Learner
 from gmmc.train.loop import train
@@ -52,10 +52,10 @@ TINY = {
 }
 
 
-def tiny_config(**sections) -> config.Config:
+def tiny_config(**sections) -> schema.Config:
     """The tiny recipe with some keys replaced: tiny_config(train={"beta": 0})."""
     tree = {name: {**TINY.get(name, {}), **sections.get(name, {})} for name in TINY.keys() | sections.keys()}
-    return config.from_dict(tree)
+    return recipes.from_dict(tree)
 
 
 def tiny_data(classes: int = 3, count: int = 64, channels: int = 1, size: int = 8) -> Dataset:
@@ -100,7 +100,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="session")
 def digits(run):
     """The model of that run and its data."""
-    model = runs.load(run)
+    model = model_file.load(run)
     return model, data_sources.load(model.cfg.data, model.cfg.train.seed)
 
 
@@ -123,7 +123,7 @@ def make_model(classes: int = 3, seed: int = 0, shape=(1, 8, 8), **sections) -> 
         return Classifier(tiny_config(**sections), shape, [f"class {i}" for i in range(classes)]).eval()
 
 
-def make_learner(cfg: config.Config, data: Dataset, start: Classifier | None = None) -> Learner:
+def make_learner(cfg: schema.Config, data: Dataset, start: Classifier | None = None) -> Learner:
     return Learner(cfg, data, build_fabric(cfg.train), start)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from conftest import make_learner, tiny_config, tiny_data
-from gmmc.config import Config
+from gmmc.config.schema import Config
 from gmmc.networks.backbones import batch_norms
 from gmmc.train.learner import Learner
 

@@ -9,12 +9,12 @@ import pyarrow as pa
 from PIL import Image
 from pyarrow import parquet
 
-from gmmc import data
-from gmmc.config import DataConfig
+from gmmc.config.sections import DataConfig
+from gmmc.data import sources
 
 
-def load(path: Path, **options) -> data.Dataset:
-    return data.load(DataConfig(name=str(path), **options), seed=0)
+def load(path: Path, **options) -> sources.Dataset:
+    return sources.load(DataConfig(name=str(path), **options), seed=0)
 
 
 def png(pixels: np.ndarray, **options) -> bytes:

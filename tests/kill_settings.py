@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conftest import make_model, tiny_config
-from gmmc import config
+from gmmc.config import recipes
 from processes import Command, gmmc_command
 
 HURRIED = Path(__file__).with_name("hurried.py")
@@ -110,7 +110,7 @@ SETTINGS = (
 
 def prepare(models: Path) -> None:
     """Write the recipe and train the model that is drawn from and attacked."""
-    from gmmc.runs.folder import save_model
+    from gmmc.runs.model_file import save_model
     from gmmc.train.loop import train
 
     models.mkdir(parents=True)
@@ -121,12 +121,12 @@ def prepare(models: Path) -> None:
         "generative": {"epochs": 3},
     }
     cfg = tiny_config(**sections)
-    (models / "tiny.toml").write_text(config.to_toml(cfg))
+    (models / "tiny.toml").write_text(recipes.to_toml(cfg))
     start = models / "other-classes.safetensors"
     save_model(start, make_model(seed=1))
     phases = {"frozen": {"epochs": 2, "flip": True}, "finetune": {"epochs": 1, "lr": 1e-3}}
     transfer = tiny_config(**(sections | phases | {"train": {**sections["train"], "start": str(start)}}))
-    (models / "transfer.toml").write_text(config.to_toml(transfer))
+    (models / "transfer.toml").write_text(recipes.to_toml(transfer))
     train(cfg, models / "run", silent=True)
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from gmmc import config
-from gmmc.report import write_report
+from gmmc.config import recipes
+from gmmc.report.page import write_report
 
 CLASSES = ["plane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 TEMPERATURES = ("paper", "unit", "fitted")
@@ -229,8 +229,8 @@ def training_lines(updates=1000, every=20):
 
 def make_run(folder: Path, results=None, lines=(), data="cifar10", *, finished=True) -> Path:
     folder.mkdir(parents=True)
-    recipe = config.from_dict({"data": {"name": data}, "generative": {"epochs": 1}})
-    (folder / "config.toml").write_text(config.to_toml(recipe))
+    recipe = recipes.from_dict({"data": {"name": data}, "generative": {"epochs": 1}})
+    (folder / "config.toml").write_text(recipes.to_toml(recipe))
     if lines:
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if results is not None:

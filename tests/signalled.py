@@ -3,7 +3,7 @@
 import os
 
 from gmmc.base.leader import is_leader
-from gmmc.cli import app as cli
+from gmmc.cli import app
 from gmmc.train.learner import Learner
 
 update = Learner.update
@@ -17,4 +17,4 @@ def signalled(learner: Learner) -> None:
 
 if __name__ == "__main__":
     Learner.update = signalled
-    cli.main()
+    app.main()

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from conftest import make_learner, tiny_config, tiny_data
-from gmmc import config
+from gmmc.config import schema
 from gmmc.networks.backbones import BACKBONES
 from gmmc.networks.heads import HEADS
-from gmmc.runs import folder as runs
+from gmmc.runs import model_file
 from gmmc.sampling.samplers import SAMPLERS
 from gmmc.train.loop import train
 from gmmc.train.objectives import OBJECTIVES, SHAPES
@@ -39,8 +39,8 @@ def trains_saves_resumes_and_samples(tmp_path, cfg):
         resumed.restore(learner.state())
         resumed.update()
         learner = resumed
-    loaded = runs.load(tmp_path / "run")
-    for name, tensor in runs.stored_weights(learner.best_model).items():
+    loaded = model_file.load(tmp_path / "run")
+    for name, tensor in model_file.stored_weights(learner.best_model).items():
         if name != "head.gamma2":
             assert torch.equal(tensor.to(loaded.state_dict()[name]), loaded.state_dict()[name]), name
     assert loaded.logits(data.test.images).isfinite().all()
@@ -87,8 +87,8 @@ NEED_A_GPU = {("engine", "graph"), ("engine", "compiled")}  # test_engine.py has
 
 def every_choice():
     """(section, key, value) for each value of each key that offers a choice."""
-    for section in dataclasses.fields(config.Config):
-        kind = typing.get_type_hints(config.Config)[section.name]
+    for section in dataclasses.fields(schema.Config):
+        kind = typing.get_type_hints(schema.Config)[section.name]
         for key, hint in typing.get_type_hints(kind).items():
             if typing.get_origin(hint) is Literal:
                 for value in typing.get_args(hint):

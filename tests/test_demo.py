@@ -4,15 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from gmmc import config
-from gmmc.cli.commands import evaluate_run, load_model, predict_files, write_examples
-from gmmc.report import write_report
+from gmmc.classifier.predict_files import predict_files
+from gmmc.config import recipes
+from gmmc.evaluations.run import evaluate_run
+from gmmc.generate.examples import write_examples
+from gmmc.report.page import write_report
+from gmmc.runs.finished import load_model
 from gmmc.train.loop import train
 
 
 @pytest.mark.slow
 def test_the_digits_recipe_keeps_its_promises(tmp_path):
-    cfg = config.load("digits")
+    cfg = recipes.load("digits")
     assert cfg.evaluate.samples == 1000
     train(cfg, tmp_path / "demo")
     results = dict(evaluate_run(str(tmp_path / "demo"), [], "cpu"))

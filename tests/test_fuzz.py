@@ -22,12 +22,12 @@ from fuzz.cases import SURFACES, make
 from fuzz.checking import Case, check, is_refusal
 from fuzz.material import Material, build, recipe
 from fuzz.recipes import HINTS, KEYS
-from gmmc import config
 from gmmc.base.tensorfile import pack, unpack
 from gmmc.base.text import printable
-from gmmc.cli import app as cli
+from gmmc.cli import app
+from gmmc.config import recipes
 from gmmc.errors import InputError
-from gmmc.runs.results import METRICS, MODEL
+from gmmc.runs.layout import METRICS, MODEL
 
 # A report of a run takes a second, so there are fewer cases of records.
 NUMBERS = dict.fromkeys(SURFACES, 46) | {"records": 24}
@@ -104,8 +104,8 @@ def test_any_value_of_any_setting_is_kept_or_refused(key, value):
     tree, refusal = recipe("photos"), ""
     tree.setdefault(section, {})[name] = value
     try:
-        cfg = config.from_dict(tree)
-        assert config.from_text(config.to_toml(cfg)) == cfg
+        cfg = recipes.from_dict(tree)
+        assert recipes.from_text(recipes.to_toml(cfg)) == cfg
     except InputError as error:
         refusal = str(error)
     assert printable(refusal) == refusal
@@ -204,7 +204,7 @@ BROKEN = {
     "more memory than there is": exhaust,
     "standard error must end": lambda folder: exit(2),
     "implausible success": lambda folder: print("p = nan"),
-    "a success printed an error": lambda folder: cli.print_line("gmmc: oh", file=sys.stderr),
+    "a success printed an error": lambda folder: app.print_line("gmmc: oh", file=sys.stderr),
 }
 
 
@@ -218,7 +218,7 @@ def broken(monkeypatch, tmp_path):
     (tmp_path / "input").write_text("as it was")
 
     def checked(work):
-        monkeypatch.setattr(cli, "app", lambda *_, **__: work(tmp_path))
+        monkeypatch.setattr(app, "new_app", lambda _: lambda *_, **__: work(tmp_path))
         return check(Case("broken/0", tmp_path, ["predict"], verify))
 
     return checked

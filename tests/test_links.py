@@ -10,15 +10,15 @@ from pyarrow import parquet
 
 import gmmc
 from conftest import dead_process, make_model, tiny_data
-from gmmc import config
-from gmmc import generate as drawing
+from gmmc import generate
 from gmmc.base.atomic import temporary_folder, write_atomic
-from gmmc.cli import app as cli
-from gmmc.config import EvaluateConfig
+from gmmc.cli import app
+from gmmc.config import recipes
+from gmmc.config.sections import EvaluateConfig
 from gmmc.errors import InputError
-from gmmc.runs import results as records
+from gmmc.runs import results
 from gmmc.runs.folder import RunFolder
-from gmmc.runs.results import CONFIG
+from gmmc.runs.layout import CONFIG
 
 MINE = "mine"
 FEW = EvaluateConfig(samples=6, generated=12, generated_by_steps=0)
@@ -46,7 +46,7 @@ def is_untouched(folder) -> bool:
 
 def command(*arguments) -> int:
     with pytest.raises(SystemExit) as stopped:
-        cli.main([str(argument) for argument in arguments])
+        app.main([str(argument) for argument in arguments])
     return int(stopped.value.code or 0)
 
 
@@ -68,7 +68,7 @@ def test_commands_do_not_follow_links_out_of_a_run(foreign, elsewhere, hurried, 
 @pytest.mark.parametrize("name", ["resume", "metrics.jsonl"])
 @pytest.mark.parametrize("target", ["", "grid.png", "new"])
 def test_a_training_does_not_follow_links(foreign, elsewhere, name, target):
-    cfg = config.from_dict(config.read_toml(foreign / CONFIG))
+    cfg = recipes.from_dict(recipes.read_toml(foreign / CONFIG))
     shutil.rmtree(foreign / "resume")
     (foreign / "metrics.jsonl").unlink()
     (foreign / name).symlink_to(elsewhere / target)
@@ -97,13 +97,13 @@ def test_a_picture_of_a_user_in_a_run_stays(foreign, hurried):
         assert place.read_text() == MINE
     # Pictures of an older gmmc have no mark, but are listed.
     entry = RunFolder(foreign).results()["samples"] | {"files": ["samples/by_class.png"]}
-    records.write_results(foreign, {"samples": entry})
+    results.write_results(foreign, {"samples": entry})
     assert command("evaluate", foreign, "samples", "--samples", "20") == 0
     assert place.stat().st_size > 100
 
 
 def test_hidden_files_of_a_user_stay(tmp_path, foreign):
-    cfg = config.from_dict(config.read_toml(foreign / CONFIG))
+    cfg = recipes.from_dict(recipes.read_toml(foreign / CONFIG))
     ours = [foreign / ".config.toml.123.tmp", foreign / "resume" / ".step-000000001-x.safetensors.9.tmp"]
     theirs = [foreign / ".notes.tmp", foreign / "resume" / ".notes.tmp", foreign / ".config.toml.mine.tmp"]
     for path in [*ours, *theirs]:
@@ -137,12 +137,12 @@ def test_a_folder_of_a_user_beside_a_file_of_samples_stays(tmp_path, elsewhere, 
     (tmp_path / ".a.npz.parts").mkdir()
     (tmp_path / ".a.npz.parts" / "notes").write_text(MINE)
     labels = model.sample_labels(2)
-    drawing.to_file(model, labels, 0, tmp_path / "a.npz")
+    generate.to_file(model, labels, 0, tmp_path / "a.npz")
     assert (tmp_path / ".a.npz.parts" / "notes").read_text() == MINE
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / ".b.npz.parts").symlink_to(elsewhere)
     with pytest.raises(InputError, match=r"b\.npz"):
-        drawing.to_file(model, labels, 0, tmp_path / "out" / "b.npz")
+        generate.to_file(model, labels, 0, tmp_path / "out" / "b.npz")
     assert is_untouched(elsewhere)
 
 
@@ -188,13 +188,13 @@ def test_a_file_of_samples_that_expands_or_is_longer_is_not_read(tmp_path, model
     monkeypatch.setattr(parquet.ParquetFile, "read", no_reading)
     for path in (bomb, rows):
         with pytest.raises(InputError, match="holds something else"):
-            drawing.to_file(model, labels, 0, path)
+            generate.to_file(model, labels, 0, path)
 
 
 def test_long_class_names_fit_into_file_names(tmp_path):
     model = make_model()
     model.class_names = tuple(f"{'漢' * 199}{i}" for i in range(3))
-    assert drawing.to_folder(model, model.sample_labels(2), 0, tmp_path) == 0
+    assert generate.to_folder(model, model.sample_labels(2), 0, tmp_path) == 0
     assert len(list(tmp_path.glob("*_seed*.png"))) == 2
 
 

@@ -12,11 +12,11 @@ from torch import nn
 import gmmc
 from conftest import make_model, tiny_data
 from doc_blocks import DOCS, blocks_of, linked_files
-from gmmc.cli import app as cli
+from gmmc.base.names import TEMPERATURES
+from gmmc.cli import app
 from gmmc.errors import InputError
 from gmmc.evaluations.attack_run import open_store
 from gmmc.evaluations.attacks.target import Target
-from gmmc.evaluations.temperatures import IN_WORDS
 
 PAGE = DOCS / "other-tools.md"
 BLOCKS = blocks_of(PAGE)
@@ -198,7 +198,7 @@ class TestTemperatures:
         expected = {"fitted": model.gamma2, "paper": model.head.gamma2.item(), "unit": 1.0}
         assert accuracy.conditions["gamma2"] == expected.get(gamma2, gamma2)
         name = gamma2 if gamma2 in expected else "given"
-        assert accuracy.conditions["temperature"] == IN_WORDS[name]
+        assert accuracy.conditions["temperature"] == TEMPERATURES[name]
         assert calibration.values[f"{name}/nll"] == pytest.approx(accuracy.values["nll"], rel=1e-4)
         ours = gmmc.evaluate(model, data, "calibration")["calibration"].values
         assert ours.items() <= calibration.values.items()
@@ -225,7 +225,7 @@ class TestNetworksOfOthers:
             for command in block.commands:
                 assert command[0] == "gmmc"
                 with pytest.raises(SystemExit) as done:
-                    cli.main(command[1:])
+                    app.main(command[1:])
                 assert done.value.code == 0
         shown = (place / "runs" / "theirs" / "report.html").read_text()
         assert f"{100 * names['measured']['accuracy'].values['top1']:.1f}" in shown

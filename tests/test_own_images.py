@@ -13,9 +13,9 @@ import typer
 from PIL import Image, ImageDraw
 
 from doc_blocks import DOCS, blocks_of, linked_files
-from gmmc import config
 from gmmc.classifier.model import Classifier
-from gmmc.cli import app as cli
+from gmmc.cli import app
+from gmmc.config import recipes, schema
 from processes import finished
 
 PAGE = DOCS / "own-images.md"
@@ -25,7 +25,7 @@ COMMANDS = [command for block in SHELL for command in block.commands]
 OURS = [command[1:] for command in COMMANDS if command[0] == "gmmc"]
 INLINE = re.findall(r"`([^`\n]+)`", TEXT)
 RESULTS = DOCS.parent / "results"
-SECTIONS = {field.name for field in dataclasses.fields(config.Config)}
+SECTIONS = {field.name for field in dataclasses.fields(schema.Config)}
 
 
 # --- what the page names exists -------------------------------------------------------------------
@@ -33,7 +33,7 @@ SECTIONS = {field.name for field in dataclasses.fields(config.Config)}
 
 def parsed(arguments: list[str]) -> None:
     """As the command line parses it; nothing is run. What a shell would make of > and * is left to it."""
-    group = typer.main.get_command(cli.app)
+    group = typer.main.get_command(app.new_app())
     name, command, rest = group.resolve_command(
         group.make_context("gmmc", [], resilient_parsing=True), arguments
     )
@@ -58,7 +58,7 @@ def test_nothing_but_gmmc_and_rm_is_asked_for():
 @pytest.mark.parametrize("command", [c for c in OURS if c[0] == "train"], ids=" ".join)
 def test_every_recipe_and_its_changes_make_a_model(command):
     changes = [word for word in command[2:] if "=" in word]
-    cfg = config.load(command[1], changes)
+    cfg = recipes.load(command[1], changes)
     assert cfg.data.name == "photos"
     assert cfg.data.size in (32, 64)
     model = Classifier(cfg, (3, cfg.data.size, cfg.data.size), ["cat", "frog", "ship"])
@@ -74,13 +74,13 @@ def test_every_key_of_the_page_is_one_of_a_recipe():
     }
     assert len(keys) > 8
     for section, key, value in keys:
-        assert hasattr(getattr(config.load("photos"), section), key)
+        assert hasattr(getattr(recipes.load("photos"), section), key)
         if value:
-            config.load("photos", [f"{section}.{key}={value}"])  # refused where it is out of range
+            recipes.load("photos", [f"{section}.{key}={value}"])  # refused where it is out of range
 
 
 def test_every_option_of_the_page_is_one_of_a_command():
-    group = typer.main.get_command(cli.app)
+    group = typer.main.get_command(app.new_app())
     known = {name for command in group.commands.values() for option in command.params for name in option.opts}
     named = {word for text in INLINE for word in re.findall(r"(?<!\S)--[a-z-]+", text)}
     assert {"--score", "--tpr", "--ood", "--json"} <= named <= known

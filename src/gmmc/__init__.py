@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from gmmc.classifier.image_files import read_images
     from gmmc.classifier.model import Classifier
     from gmmc.errors import Diverged, InputError
-    from gmmc.estimator import GMMCClassifier
-    from gmmc.evaluations import evaluate
+    from gmmc.estimator.classifier import GMMCClassifier
+    from gmmc.evaluations.registry import evaluate
     from gmmc.export.hub import from_pretrained, save_pretrained
-    from gmmc.runs.folder import load
+    from gmmc.runs.model_file import load
 
 _HOME = {
     "Classifier": "gmmc.classifier.model",
     "Diverged": "gmmc.errors",
-    "GMMCClassifier": "gmmc.estimator",
+    "GMMCClassifier": "gmmc.estimator.classifier",
     "InputError": "gmmc.errors",
-    "evaluate": "gmmc.evaluations",
+    "evaluate": "gmmc.evaluations.registry",
     "from_pretrained": "gmmc.export.hub",
-    "load": "gmmc.runs.folder",
+    "load": "gmmc.runs.model_file",
     "read_images": "gmmc.classifier.image_files",
     "save_pretrained": "gmmc.export.hub",
 }

@@ -20,17 +20,16 @@ from gmmc.base.limits import MESSAGE
 from gmmc.base.progress import Progress
 from gmmc.base.tensorfile import Damaged
 from gmmc.base.text import printable
-from gmmc.cli import app as cli
-from gmmc.cli import printing
+from gmmc.cli import app, printing
 from gmmc.errors import InputError
-from gmmc.evaluations import Result
+from gmmc.evaluations.result import Result
 from gmmc.export import card
 from gmmc.report import figures, speed
 from gmmc.report.compare import comparison
-from gmmc.runs import folder as runs
-from gmmc.runs import results as records
+from gmmc.runs import results
+from gmmc.runs.folder import RunFolder
 from gmmc.sampling import engine
-from gmmc.train import loop as train
+from gmmc.train import loop
 from processes import finished, gmmc_command, shown_on_terminal
 from report_runs import accuracy_entry, make_run, page_of
 
@@ -47,7 +46,7 @@ def is_safe(text: str) -> bool:
 def command(*arguments, capsys):
     """(exit status, standard output, standard error), in this process."""
     with pytest.raises(SystemExit) as stop:
-        cli.main([str(argument) for argument in arguments])
+        app.main([str(argument) for argument in arguments])
     out, err = capsys.readouterr()
     return stop.value.code, out, err
 
@@ -156,7 +155,7 @@ def test_errors_of_the_system(monkeypatch, run, capsys):
     def full(*_, **__):
         raise OSError(28, "No space left on device", EVIL)
 
-    monkeypatch.setattr("gmmc.cli.commands.draw", full)
+    monkeypatch.setattr("gmmc.generate.draw.draw", full)
     status, _, err = command("sample", run, capsys=capsys)
     assert (status, err) == (2, f"gmmc: {SHOWN}: No space left on device\n")
 
@@ -165,7 +164,7 @@ def test_a_message_is_of_bounded_length(monkeypatch, run, capsys):
     def long(*_, **__):
         raise InputError("\x1b" * 300_000)
 
-    monkeypatch.setattr("gmmc.cli.commands.draw", long)
+    monkeypatch.setattr("gmmc.generate.draw.draw", long)
     status, _, err = command("sample", run, capsys=capsys)
     assert status == 2
     assert len(err) <= len("gmmc: \n") + MESSAGE
@@ -198,9 +197,9 @@ def test_remarks_while_a_command_works(capsys, monkeypatch, tmp_path, data):
     def damaged(*_):
         raise Damaged(EVIL)
 
-    monkeypatch.setattr(train, "unpack", damaged)
+    monkeypatch.setattr(loop, "unpack", damaged)
     (tmp_path / "model.safetensors").touch()
-    assert train.load_finished(runs.RunFolder(tmp_path), data, None) is None
+    assert loop.load_finished(RunFolder(tmp_path), data, None) is None
     err = capsys.readouterr().err
     assert err.count(SHOWN) == 2
     assert is_safe(err)
@@ -212,7 +211,7 @@ def test_remarks_while_a_command_works(capsys, monkeypatch, tmp_path, data):
 def test_any_text_can_be_written_to_any_stream(monkeypatch):
     written = io.BytesIO()
     stream = io.TextIOWrapper(written, encoding="ascii")
-    cli.let_anything_be_written(stream, None, io.StringIO())
+    app.let_anything_be_written(stream, None, io.StringIO())
     print("γ² × \udcff", file=stream, flush=True)
     assert stream.encoding == "ascii"
     assert written.getvalue() == rb"\u03b3\xb2 \xd7 \udcff" + b"\n"
@@ -285,7 +284,7 @@ def test_a_whole_card(run, tmp_path):
     )
     entry = accuracy_entry(flags=list(ATTACKS), note=words[0])
     entry["conditions"]["data"] = words[0]
-    records.write_results(folder, {"accuracy": entry})
+    results.write_results(folder, {"accuracy": entry})
     place = gmmc.save_pretrained(folder, tmp_path / 'a"b\n---\n```\x1b')
     text = (place / "README.md").read_text()
     assert is_safe(text)

@@ -9,19 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from gmmc import bench
-from gmmc.bench import cells, measure, reference, summary, variants
+from gmmc.bench import cells, record, run
 from gmmc.bench.cells import Cell, Preset, choose_preset
 from gmmc.bench.measure import Timing
 from gmmc.bench.reference import PlainLoop
+from gmmc.bench.run import measure, reference, summary, variants
 from gmmc.bench.summary import Measured
 from gmmc.classifier.model import pick_device
-from gmmc.cli import app as cli
-from gmmc.cli import commands
-from gmmc.config import SamplerConfig
+from gmmc.cli import app
+from gmmc.config.sections import SamplerConfig
 from gmmc.core import simplex_means, unit_energy
 from gmmc.errors import Diverged, InputError
-from gmmc.evaluations import Result
+from gmmc.evaluations.result import Result
 from gmmc.sampling.engine import resolve_precision
 from gmmc.sampling.samplers import Chains, PlainMover, descend, staged
 
@@ -223,7 +222,7 @@ def test_blocks_that_differ_are_told():
 
 @pytest.fixture(scope="module")
 def results():
-    return list(bench.run_bench(TINY, CPU))
+    return list(run.run_bench(TINY, CPU))
 
 
 def test_the_promised_keys(results):
@@ -263,8 +262,8 @@ def test_a_part_that_fails_is_a_flag(monkeypatch):
     def out_of_memory(*_):
         raise RuntimeError("CUDA out of memory\nand a long story")
 
-    monkeypatch.setattr(bench, "new_learner", out_of_memory)
-    *_, last = bench.run_bench(TINY, CPU)
+    monkeypatch.setattr(run, "new_learner", out_of_memory)
+    *_, last = run.run_bench(TINY, CPU)
     assert "small_cnn/4, ours: not measured, RuntimeError: CUDA out of memory" in last.flags
     assert "small_cnn/4/generative/reference_ms" in last.values
     assert "small_cnn/4/generative/ours_ms" not in last.values
@@ -298,7 +297,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(cells.PRESETS, "cpu", one)
     monkeypatch.setattr(variants, "compare", lambda *_, **__: ([ROW], []))
     with pytest.raises(SystemExit) as stop:
-        cli.main(["bench", "--preset", "cpu", "--out", str(tmp_path / "bench")])
+        app.main(["bench", "--preset", "cpu", "--out", str(tmp_path / "bench")])
     assert stop.value.code == 0
     told = capsys.readouterr().out
     assert "small_cnn  8      generative" in told
@@ -319,28 +318,28 @@ def test_a_complete_measurement_gives_way_only_to_another(tmp_path, monkeypatch)
     def kept():
         return json.loads((tmp_path / "results.json").read_text())["bench"]["values"]
 
-    monkeypatch.setattr(bench, "run_bench", interrupted)
+    monkeypatch.setattr(run, "run_bench", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        commands.run_bench("cpu", tmp_path, "cpu")
+        record.run_bench("cpu", tmp_path, "cpu")
     assert kept() == {"a": 1.0}  # better than nothing
-    monkeypatch.setattr(bench, "run_bench", lambda *_: iter([Result({"b": 2.0}, {})]))
-    commands.run_bench("cpu", tmp_path, "cpu")
-    monkeypatch.setattr(bench, "run_bench", interrupted)
+    monkeypatch.setattr(run, "run_bench", lambda *_: iter([Result({"b": 2.0}, {})]))
+    record.run_bench("cpu", tmp_path, "cpu")
+    monkeypatch.setattr(run, "run_bench", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        commands.run_bench("cpu", tmp_path, "cpu")
+        record.run_bench("cpu", tmp_path, "cpu")
     assert kept() == {"b": 2.0}
 
 
 def test_the_command_refuses_the_current_folder(capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["bench", "--preset", "cpu", "--out", ""])
+        app.main(["bench", "--preset", "cpu", "--out", ""])
     assert stop.value.code == 2
     assert "--out must be a folder of its own" in capsys.readouterr().err
 
 
 def test_the_command_refuses_what_it_does_not_know(tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["bench", "--preset", "quick", "--out", str(tmp_path / "bench")])
+        app.main(["bench", "--preset", "quick", "--out", str(tmp_path / "bench")])
     assert stop.value.code == 2
     assert "--preset must be one of" in capsys.readouterr().err
     assert not (tmp_path / "bench").exists()
@@ -348,7 +347,7 @@ def test_the_command_refuses_what_it_does_not_know(tmp_path, capsys):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_memory_is_told():
-    *_, last = bench.run_bench(TINY, pick_device("cuda"))
+    *_, last = run.run_bench(TINY, pick_device("cuda"))
     assert last.values["small_cnn/8/generative/memory_gb"] > 0
     assert last.values["small_cnn/8/generative/reference_memory_gb"] > 0
     assert {"cuda", "cudnn"} <= last.conditions.keys()

@@ -14,22 +14,21 @@ from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import make_model, tiny_config, tiny_data
-from gmmc import config
-from gmmc import generate as drawing
+from gmmc import generate
 from gmmc.base.tensorfile import pack, unpack
 from gmmc.base.text import printable
-from gmmc.cli import app as cli
-from gmmc.config import EvaluateConfig
+from gmmc.cli import app
+from gmmc.config import recipes
+from gmmc.config.sections import EvaluateConfig
 from gmmc.errors import InputError
 from gmmc.evaluations.attacks.target import Target
 from gmmc.evaluations.buffer_images import read_buffer
 from gmmc.fid import features
 from gmmc.networks.backbones import build_backbone
-from gmmc.runs import folder as runs
-from gmmc.runs import restore as restoring
-from gmmc.runs import results as records
+from gmmc.runs import layout, metrics, model_file, restore
 from gmmc.runs.folder import RunFolder
-from gmmc.runs.results import CONFIG, MODEL
+from gmmc.runs.layout import CONFIG, MODEL
+from gmmc.runs.results import write_results
 from gmmc.train.loop import train
 from processes import python
 
@@ -45,7 +44,7 @@ def load(tmp_path, tensors, info):
     """Write a file whose hash fits, and load it."""
     path = tmp_path / "hostile.safetensors"
     path.write_bytes(pack(tensors, info)[0])
-    return runs.load(path)
+    return model_file.load(path)
 
 
 def refused(tmp_path, tensors, info) -> str:
@@ -88,11 +87,11 @@ def test_a_recipe_brings_no_network_of_its_own(run, content, writer, tmp_path, c
     foreign.mkdir()
     (foreign / MODEL).write_bytes(pack(tensors, info | {"config": recipe})[0])
     (foreign / CONFIG).write_text(recipe)
-    model = runs.load(foreign)
+    model = model_file.load(foreign)
     assert f"{foreign / MODEL}: evaluate.features=" in capsys.readouterr().err
     assert model.cfg.evaluate.features == "auto"
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["train", str(foreign / CONFIG), "train.fid_every=1", "--out", str(tmp_path / "out")])
+        app.main(["train", str(foreign / CONFIG), "train.fid_every=1", "--out", str(tmp_path / "out")])
     assert stopped.value.code == 2
     assert "evaluate.features" in capsys.readouterr().err
     assert not (tmp_path / "written").exists()
@@ -119,8 +118,8 @@ def test_recipes_name_no_network_by_its_path(key):
 
 def test_a_network_is_built_without_memory_until_its_shapes_fit(tmp_path, content, monkeypatch):
     seen = []
-    check = restoring._check_tensors
-    monkeypatch.setattr(restoring, "_check_tensors", lambda *args: (seen.append(args[1]), check(*args))[1])
+    check = restore._check_tensors
+    monkeypatch.setattr(restore, "_check_tensors", lambda *args: (seen.append(args[1]), check(*args))[1])
     tensors, info = content
     huge = info["config"].replace('backbone = "small_cnn"', 'backbone = "wrn-28-100"')
     assert "tensor" in refused(tmp_path, tensors, info | {"config": huge})
@@ -168,7 +167,8 @@ def test_loading_does_not_import_the_compiler(run):
 
 LOAD = """
 import sys
-from gmmc.runs import folder as runs
+import gmmc
+import gmmc.runs.folder
 from gmmc.errors import InputError
 
 def peak():  # not ru_maxrss, which a process inherits from the one that started it
@@ -177,7 +177,7 @@ def peak():  # not ru_maxrss, which a process inherits from the one that started
 
 before = peak()
 try:
-    runs.load(sys.argv[1])
+    gmmc.load(sys.argv[1])
 except InputError as error:
     print(error)
 print(peak() - before)
@@ -199,7 +199,7 @@ def test_a_file_larger_than_the_bound_is_not_read(tmp_path):
     path.touch()
     os.truncate(path, 2**40)
     with pytest.raises(InputError, match=r"sparse.*limits\.MODEL_BYTES"):
-        runs.load(path)
+        model_file.load(path)
 
 
 def test_a_gaussian_start_of_long_rows_is_refused(tmp_path):
@@ -375,7 +375,7 @@ def test_predict_prints_no_number_that_is_not_finite(content, tmp_path, capsys, 
     (tmp_path / MODEL).write_bytes(pack(change(tensors), info)[0])
     Image.new("L", (8, 8), 100).save(tmp_path / "grey.png")
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["predict", str(tmp_path), str(tmp_path / "grey.png"), *options])
+        app.main(["predict", str(tmp_path), str(tmp_path / "grey.png"), *options])
     shown = capsys.readouterr()
     assert (stopped.value.code, shown.out) == (2, "")
     assert reason in shown.err
@@ -395,7 +395,7 @@ def test_a_refused_drawing_leaves_no_folder(tmp_path, content, capsys, out):
     tensors, info = content
     (tmp_path / MODEL).write_bytes(pack(huge_weights(tensors), info)[0])
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["sample", str(tmp_path), "-n", "2", "--steps", "2", "--out", str(tmp_path / out)])
+        app.main(["sample", str(tmp_path), "-n", "2", "--steps", "2", "--out", str(tmp_path / out)])
     assert stopped.value.code == 2
     assert "not finite" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [MODEL]
@@ -407,7 +407,7 @@ def test_attacks_refuse_a_model_whose_answers_are_not_finite(tmp_path, content, 
     tensors, info = content
     (tmp_path / MODEL).write_bytes(pack(huge_weights(tensors), info)[0])
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["evaluate", str(tmp_path), name, "--attacked", "4"])
+        app.main(["evaluate", str(tmp_path), name, "--attacked", "4"])
     shown = capsys.readouterr()
     assert (stopped.value.code, shown.out) == (2, "")
     assert "not finite" in shown.err
@@ -435,10 +435,10 @@ def test_a_class_whose_prior_is_zero_is_no_fault(tmp_path, content):
 
 
 def test_what_is_left_as_it_was_loads_bit_for_bit(tmp_path, content, run):
-    model, again = runs.load(run), load(tmp_path, *content)
+    model, again = model_file.load(run), load(tmp_path, *content)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name])
-    assert config.to_toml(model.cfg) == config.to_toml(again.cfg)
+    assert recipes.to_toml(model.cfg) == recipes.to_toml(again.cfg)
 
 
 # --- other files of a run folder ---
@@ -476,7 +476,7 @@ def test_a_state_with_a_forged_header_is_damaged(foreign, info):
 def test_a_state_that_lacks_a_fact_does_not_end_in_a_traceback(foreign, key):
     forge(foreign, lambda tensors, info: (tensors, {k: v for k, v in info.items() if k != key}))
     (foreign / MODEL).unlink()
-    cfg = config.from_dict(config.read_toml(foreign / CONFIG))
+    cfg = recipes.from_dict(recipes.read_toml(foreign / CONFIG))
     with pytest.raises(InputError, match="resume"):
         train(cfg, foreign)
 
@@ -498,7 +498,7 @@ def test_a_forged_buffer_is_refused(foreign, change):
 
     forge(foreign, without_or_with)
     with pytest.raises(InputError, match=r"buffer|labels"):
-        read_buffer(RunFolder(foreign), runs.load(foreign))
+        read_buffer(RunFolder(foreign), model_file.load(foreign))
 
 
 FORGED = [{}, {"images": torch.zeros(2, 1, 8, 8)}, {"images": torch.zeros(2, 9, 9, 9, dtype=torch.uint8)}]
@@ -507,28 +507,28 @@ FORGED += [{"images": torch.zeros(0, 1, 8, 8, dtype=torch.uint8)}, {"labels": to
 
 @pytest.mark.parametrize("tensors", FORGED)
 def test_forged_parts_of_a_drawing_are_drawn_again(tmp_path, model, tensors):
-    made_by = drawing.parts.fingerprint(model)
+    made_by = generate.parts.fingerprint(model)
     labels = torch.tensor([0, 1])
     (tmp_path / "part-000000000.safetensors").write_bytes(
         pack({"labels": labels} | tensors, {"made_by": made_by, "seed": 0})[0]
     )
-    found = drawing.drawn(model, labels, folder=tmp_path)
-    assert torch.equal(found, drawing.drawn(model, labels))
+    found = generate.drawn(model, labels, folder=tmp_path)
+    assert torch.equal(found, generate.drawn(model, labels))
 
 
 def test_values_that_older_versions_allowed_are_replaced():
     tree = dataclasses.asdict(tiny_config())
-    assert config.stored(tree) == (tiny_config(), [])
+    assert recipes.stored(tree) == (tiny_config(), [])
     old = tree | {"evaluate": tree["evaluate"] | {"features": "file.pt", "surrogate": "runs/other"}}
     old["guard"] = tree["guard"] | {"slower": 1e-300}
-    cfg, notes = config.stored(old)
+    cfg, notes = recipes.stored(old)
     assert (cfg.evaluate.features, cfg.evaluate.surrogate, cfg.guard.slower) == ("auto", "", 0.01)
     assert len(notes) == 3
     with pytest.raises(InputError, match=r"guard\.slower"):
-        config.from_dict(old)
+        recipes.from_dict(old)
 
 
-@pytest.mark.parametrize("name", [records.LOCK, records.RESULTS_LOCK])
+@pytest.mark.parametrize("name", [layout.LOCK, layout.RESULTS_LOCK])
 @pytest.mark.parametrize("kind", ["pipe", "link"])
 def test_a_lock_is_a_regular_file(foreign, tmp_path, name, kind):
     (foreign / name).unlink(missing_ok=True)
@@ -536,11 +536,11 @@ def test_a_lock_is_a_regular_file(foreign, tmp_path, name, kind):
         os.mkfifo(foreign / name)
     else:
         (foreign / name).symlink_to(tmp_path / "elsewhere")
-    assert not records.is_training(foreign)
-    cfg = config.from_dict(config.read_toml(foreign / CONFIG))
+    assert not layout.is_training(foreign)
+    cfg = recipes.from_dict(recipes.read_toml(foreign / CONFIG))
     use = {
-        records.LOCK: lambda: RunFolder(foreign).opened_for(cfg).__enter__(),
-        records.RESULTS_LOCK: lambda: records.write_results(foreign, {"accuracy": {"values": {}}}),
+        layout.LOCK: lambda: RunFolder(foreign).opened_for(cfg).__enter__(),
+        layout.RESULTS_LOCK: lambda: write_results(foreign, {"accuracy": {"values": {}}}),
     }
     with pytest.raises((InputError, OSError)):
         use[name]()
@@ -548,9 +548,9 @@ def test_a_lock_is_a_regular_file(foreign, tmp_path, name, kind):
 
 
 def test_metrics_larger_than_the_bound_are_not_read(foreign):
-    os.truncate(foreign / records.METRICS, 2**40)
+    os.truncate(foreign / layout.METRICS, 2**40)
     with pytest.raises(InputError, match=r"limits\.METRICS_BYTES"):
-        records.read_metrics(foreign)
+        metrics.read_metrics(foreign)
 
 
 @pytest.mark.parametrize("name", [WEIGHT, "reference.log_density", "reference.gamma2", "neighbours.features"])
@@ -571,14 +571,14 @@ def test_a_state_with_a_forged_pace_does_not_end_in_a_traceback(foreign, pace):
     forge(foreign, lambda tensors, info: (tensors, info | {"pace": pace}))
     (foreign / MODEL).unlink()
     with pytest.raises(InputError, match="resume"):
-        train(config.from_dict(config.read_toml(foreign / CONFIG)), foreign)
+        train(recipes.from_dict(recipes.read_toml(foreign / CONFIG)), foreign)
 
 
 @pytest.mark.parametrize("key", ["data", "device"])
 def test_a_state_without_its_data_or_device(foreign, key):
     forge(foreign, lambda tensors, info: (tensors, {k: v for k, v in info.items() if k != key}))
     (foreign / MODEL).unlink()
-    cfg = config.from_dict(config.read_toml(foreign / CONFIG))
+    cfg = recipes.from_dict(recipes.read_toml(foreign / CONFIG))
     if key == "device":
         assert train(cfg, foreign).trained["updates"] > 0
         return
@@ -595,14 +595,14 @@ ODD_RESULTS = [
 
 @pytest.mark.parametrize("results", [*ODD_RESULTS, {"ood": {"values": {}, "conditions": {"outside": [[]]}}}])
 def test_odd_results_do_not_end_in_a_traceback(foreign, results, capsys):
-    (foreign / records.RESULTS).write_text(json.dumps(results))
+    (foreign / layout.RESULTS).write_text(json.dumps(results))
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["evaluate", str(foreign), "accuracy"])
+        app.main(["evaluate", str(foreign), "accuracy"])
     assert stopped.value.code in (0, 2)
 
 
 def test_a_home_of_nobody_is_a_path_like_others(foreign, capsys):
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["evaluate", str(foreign), "ood", "--ood", "~nobody-at-all/photos"])
+        app.main(["evaluate", str(foreign), "ood", "--ood", "~nobody-at-all/photos"])
     assert stopped.value.code == 2
     assert "~nobody-at-all" in capsys.readouterr().err

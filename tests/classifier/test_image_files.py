@@ -11,12 +11,12 @@ from PIL import Image
 
 import gmmc
 from conftest import make_model
-from gmmc.classifier import image_files as images
-from gmmc.cli import app as cli
+from gmmc.classifier import image_files
+from gmmc.cli import app
 from gmmc.data.files import read_image
 from gmmc.errors import InputError
 from gmmc.export import hub
-from gmmc.runs import folder as runs
+from gmmc.runs import model_file
 from image_files import load, pictures, png, write_folder
 
 
@@ -30,7 +30,7 @@ def paths_in(root, count=3, size=8):
 
 
 def test_the_example_runs():
-    found = doctest.DocTestFinder().find(images.read_images, globs={})
+    found = doctest.DocTestFinder().find(image_files.read_images, globs={})
     assert sum(len(test.examples) for test in found) > 3
     runner = doctest.DocTestRunner()
     for test in found:
@@ -92,7 +92,7 @@ def test_resizing_is_that_of_predict(place, resize, run, tmp_path):
     if place == "hub":
         model = gmmc.from_pretrained(hub.save_pretrained(run, tmp_path / "hub"))
     else:
-        model = make_model(data={"size": 8}) if place == "resized" else runs.load(run)
+        model = make_model(data={"size": 8}) if place == "resized" else model_file.load(run)
     path = paths_in(tmp_path / "new", 1, size=20)[0]
     if resize or (resize is None and place != "run"):
         found = gmmc.read_images(path, model, resize=resize)
@@ -180,7 +180,7 @@ def test_a_picture_in_memory_has_the_bounds_of_a_file(monkeypatch):
 def predicted(capsys, *arguments):
     """(exit status, predictions, standard error) of gmmc predict."""
     with pytest.raises(SystemExit) as stop:
-        cli.main(["predict", *map(str, arguments), "--json"])
+        app.main(["predict", *map(str, arguments), "--json"])
     out, err = capsys.readouterr()
     return stop.value.code, [json.loads(line) for line in out.splitlines()], err
 
@@ -225,7 +225,7 @@ def test_predict_refuses_an_empty_path(run, capsys):
 
 def test_predict_has_the_bound_of_memory(run, tmp_path, capsys, monkeypatch):
     paths = paths_in(tmp_path, 2)
-    monkeypatch.setattr("gmmc.data.decode_many.MEMORY_SHARE", 1e-12)
+    monkeypatch.setattr("gmmc.data.decode.MEMORY_SHARE", 1e-12)
     status, rows, err = predicted(capsys, run, *paths)
     assert (status, rows) == (2, [])
     assert "MEMORY_SHARE" in err

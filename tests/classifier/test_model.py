@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from conftest import make_model
-from gmmc import evaluations
 from gmmc.classifier.abstention import Reference
 from gmmc.classifier.model import pick_device
 from gmmc.errors import InputError
+from gmmc.evaluations import registry
 from gmmc.networks.heads import HEADS
 
 
@@ -165,7 +165,7 @@ def test_a_model_trained_without_samples_classifies_and_cannot_draw(head, phase)
         with pytest.raises(InputError, match=facts) as refused:
             draw()
         assert ("sampler.name=sgld" in str(refused.value)) == (head == "linear")
-    assert evaluations.choose(model, []) == ["accuracy", "calibration", "ood", "latent"]
+    assert registry.choose(model, []) == ["accuracy", "calibration", "ood", "latent"]
 
 
 @pytest.mark.parametrize("epochs", [0, 1])

@@ -26,8 +26,7 @@ from gmmc.classifier.scores import (
     unit_energies,
 )
 from gmmc.errors import InputError
-from gmmc.runs import folder as runs
-from gmmc.runs import restore as restoring
+from gmmc.runs import model_file, restore
 from gmmc.train.loop import train
 
 
@@ -351,8 +350,8 @@ class TestAnswer:
         torch.testing.assert_close(model.answer(images).confidence, logits.softmax(-1).max(-1).values)
 
     def test_survives_the_disk(self, model, tmp_path):
-        runs.save_model(tmp_path / "model.safetensors", model)
-        again = runs.load(tmp_path / "model.safetensors")
+        model_file.save_model(tmp_path / "model.safetensors", model)
+        again = model_file.load(tmp_path / "model.safetensors")
         images = tiny_data().test.images
         before, after = model.answer(images), again.answer(images)
         assert before.threshold == after.threshold
@@ -365,7 +364,7 @@ class TestAnswer:
         model = train(tiny_config(), tmp_path / "run", nothing)
         assert model.reference is None
         with pytest.raises(InputError, match="keeps no scores of validation images"):
-            runs.load(tmp_path / "run").answer(data.test.images)
+            model_file.load(tmp_path / "run").answer(data.test.images)
 
     def test_it_can_be_fitted_afterwards(self):
         model, data = make_model(), tiny_data()
@@ -383,11 +382,11 @@ class TestAnswer:
         self, model, tmp_path
     ):
         """Its densities were taken at the fitted γ². The confidence was right, and so is its threshold."""
-        runs.save_model(tmp_path / "model.safetensors", model)
+        model_file.save_model(tmp_path / "model.safetensors", model)
         tensors, info, _ = unpack(tmp_path / "model.safetensors")
-        del info[restoring.DENSITY_GAMMA2]
+        del info[restore.DENSITY_GAMMA2]
         (tmp_path / "model.safetensors").write_bytes(pack(tensors, info)[0])
-        old, images = runs.load(tmp_path / "model.safetensors"), tiny_data().test.images
+        old, images = model_file.load(tmp_path / "model.safetensors"), tiny_data().test.images
         assert old.reference.gamma2 == model.reference.gamma2
         wanted = model.answer(images, score="max_posterior")
         assert old.answer(images, score="max_posterior").threshold == wanted.threshold

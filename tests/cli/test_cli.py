@@ -9,13 +9,14 @@ import torch
 from PIL import Image
 
 from conftest import make_model, tiny_config, tiny_data
-from gmmc import __version__, config
+from gmmc import __version__
 from gmmc.base.tensorfile import pack, unpack
-from gmmc.cli import app as cli
-from gmmc.data import Dataset
+from gmmc.cli import app
+from gmmc.config import recipes
+from gmmc.data.splits import Dataset
 from gmmc.export import hub
-from gmmc.runs import folder as runs
-from gmmc.runs import restore as restoring
+from gmmc.runs import model_file, restore
+from gmmc.runs.folder import RECALIBRATED, RunFolder
 from gmmc.train.loop import train
 from processes import finished, gmmc_command, python
 
@@ -37,7 +38,7 @@ COMMANDS += ["models", "recipes"]
 def gmmc(*arguments, capsys):
     """(exit status, standard output, standard error) of the command, in this process."""
     with pytest.raises(SystemExit) as stop:
-        cli.main([str(a) for a in arguments])
+        app.main([str(a) for a in arguments])
     out, err = capsys.readouterr()
     return stop.value.code, out, err
 
@@ -173,7 +174,7 @@ def test_predictions_as_json_are_the_model_s(run, tmp_path, capsys):
     paths = sorted(tmp_path.glob("*_seed*"))
     status, out, _ = gmmc("predict", run, *paths, "--json", "--device", "cpu", capsys=capsys)
     assert status == 0
-    model = runs.load(run)
+    model = model_file.load(run)
     for path, line in zip(paths, out.splitlines(), strict=True):
         answer = json.loads(line)
         pixels = package.data.files.read_image(path, model.shape)[None]
@@ -355,7 +356,7 @@ def test_a_folder_of_the_hub_takes_photos_of_any_size(run, tmp_path, pictures, c
 
 def test_a_model_of_a_table_has_no_image_files(tmp_path, pictures, capsys):
     vectors = make_model(shape=(5, 1, 1), model={"backbone": "mlp-1-8"})
-    runs.save_model(tmp_path / "model.safetensors", vectors)
+    model_file.save_model(tmp_path / "model.safetensors", vectors)
     for command in (
         ["predict", tmp_path, pictures / "good.png"],
         ["sample", tmp_path, "--out", tmp_path / "drawn"],
@@ -429,9 +430,9 @@ def test_ctrl_c_while_libraries_are_imported_is_one_line(tmp_path, moment):
 
 @pytest.mark.parametrize("status", [0, 1, 3])
 def test_an_exit_keeps_its_status(monkeypatch, status):
-    monkeypatch.setattr(cli, "app", lambda *_, **__: exit(status))
+    monkeypatch.setattr(app, "new_app", lambda _: lambda *_, **__: exit(status))
     with pytest.raises(SystemExit) as end:
-        cli.main(["predict"])
+        app.main(["predict"])
     assert end.value.code == status
 
 
@@ -439,7 +440,7 @@ def test_out_of_memory_is_one_line(monkeypatch, run, capsys):
     def hungry(*_, **__):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
 
-    monkeypatch.setattr("gmmc.cli.commands.draw", hungry)
+    monkeypatch.setattr("gmmc.generate.draw.draw", hungry)
     status, _, err = gmmc("sample", run, capsys=capsys)
     assert status == 1
     assert err.startswith("gmmc: not enough memory; ")
@@ -449,9 +450,9 @@ def test_an_error_of_ours_is_not_hidden(monkeypatch, run, capsys):
     def broken(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("gmmc.cli.commands.evaluate_run", broken)
+    monkeypatch.setattr("gmmc.evaluations.run.evaluate_run", broken)
     with pytest.raises(ZeroDivisionError):
-        cli.main(["evaluate", str(run)])
+        app.main(["evaluate", str(run)])
 
 
 class TestCalibrate:
@@ -461,9 +462,9 @@ class TestCalibrate:
         folder = tmp_path / "old"
         shutil.copytree(run, folder)
         tensors, info, _ = unpack(folder / "model.safetensors")
-        del info[restoring.DENSITY_GAMMA2], tensors[restoring.NEIGHBOURS]
+        del info[restore.DENSITY_GAMMA2], tensors[restore.NEIGHBOURS]
         for name in ("span_density", "residual", "neighbours"):
-            del tensors[f"{restoring.REFERENCE}{name}"]
+            del tensors[f"{restore.REFERENCE}{name}"]
         (folder / "model.safetensors").write_bytes(pack(tensors, info)[0])
         return folder
 
@@ -478,7 +479,7 @@ class TestCalibrate:
         status, told, _ = gmmc("calibrate", old, "--device", "cpu", capsys=capsys)
         assert status == 0
         assert "abstains by log_density" in told
-        wanted, found = runs.load(run), runs.load(old)
+        wanted, found = model_file.load(run), model_file.load(old)
         assert found.reference.scores.keys() == wanted.reference.scores.keys()
         assert found.reference.threshold("log_density", 0.95) == pytest.approx(
             wanted.reference.threshold("log_density", 0.95), rel=1e-5
@@ -489,7 +490,7 @@ class TestCalibrate:
         status, told, _ = gmmc("calibrate", old, "--score", "neighbours", "--tpr", 0.9, capsys=capsys)
         assert status == 0
         assert "abstains by neighbours" in told
-        model, images = runs.load(old), torch.rand(2, 1, 8, 8)
+        model, images = model_file.load(old), torch.rand(2, 1, 8, 8)
         assert (model.abstains_by, model.cfg.abstain.tpr) == ("neighbours", 0.9)
         assert 'score = "neighbours"' in (old / "config.toml").read_text()
         assert model.answer(images).score == "neighbours"
@@ -497,20 +498,20 @@ class TestCalibrate:
 
     def test_the_rest_of_the_recipe_stays_as_it_was(self, old):
         """A rollback lowers the step of the model's own chains, not that of the recipe."""
-        model = runs.load(old)
+        model = model_file.load(old)
         alpha, sampler = model.cfg.sampler.alpha, dataclasses.replace(model.cfg.sampler, alpha=1e-3)
         model.cfg = dataclasses.replace(model.cfg, sampler=sampler)
-        runs.RunFolder(old).replace_model(model)
-        assert config.from_dict(config.read_toml(old / "config.toml")).sampler.alpha == alpha
-        assert runs.load(old).cfg.sampler.alpha == 1e-3
+        RunFolder(old).replace_model(model)
+        assert recipes.from_dict(recipes.read_toml(old / "config.toml")).sampler.alpha == alpha
+        assert model_file.load(old).cfg.sampler.alpha == 1e-3
 
     def test_shares_measured_before_are_flagged_until_they_are_measured_again(self, old, capsys):
         gmmc("evaluate", old, "ood", "--ood", "noise", capsys=capsys)
         for _ in range(2):
             gmmc("calibrate", old, capsys=capsys)
-        assert json.loads((old / "results.json").read_text())["ood"]["flags"].count(runs.RECALIBRATED) == 1
+        assert json.loads((old / "results.json").read_text())["ood"]["flags"].count(RECALIBRATED) == 1
         gmmc("evaluate", old, "ood", "--ood", "noise", capsys=capsys)
-        assert runs.RECALIBRATED not in json.loads((old / "results.json").read_text())["ood"]["flags"]
+        assert RECALIBRATED not in json.loads((old / "results.json").read_text())["ood"]["flags"]
 
     def test_training_again_leaves_it_and_names_the_command(self, tmp_path, capsys):
         small = ["digits", "discriminative.epochs=1", "generative.epochs=0", "--out", tmp_path / "run"]

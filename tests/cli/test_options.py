@@ -7,9 +7,9 @@ import torch
 import typer.main
 from PIL import Image
 
-from gmmc.cli import app as cli
+from gmmc.cli import app
 from gmmc.networks import threads
-from gmmc.runs import folder as runs
+from gmmc.runs import folder
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def callers_number():
 def gmmc(*arguments, capsys):
     """(exit status, standard output, standard error) of the command, in this process."""
     with pytest.raises(SystemExit) as stop:
-        cli.main([str(argument) for argument in arguments])
+        app.main([str(argument) for argument in arguments])
     return stop.value.code, *capsys.readouterr()
 
 
@@ -29,7 +29,7 @@ def options_of(command):
     return {option for parameter in command.params for option in parameter.opts}
 
 
-COMMANDS = typer.main.get_command(cli.app).commands  # pyright: ignore[reportAttributeAccessIssue]
+COMMANDS = typer.main.get_command(app.new_app()).commands  # pyright: ignore[reportAttributeAccessIssue]
 COMPUTING = {"train", "export"} | {name for name, each in COMMANDS.items() if "--device" in options_of(each)}
 
 
@@ -66,7 +66,7 @@ def test_a_command_computes_with_it(own_run, command, asked, number, capsys):
 def test_the_option_of_a_training_is_its_setting(tmp_path, capsys):
     few = ["discriminative.epochs=1", "generative.epochs=0"]
     assert gmmc("train", "digits", *few, "--threads", 2, "--out", tmp_path, capsys=capsys)[0] == 0
-    assert runs.RunFolder(tmp_path).recipe().train.threads == 2
+    assert folder.RunFolder(tmp_path).recipe().train.threads == 2
     both = ["train.threads=1", "--threads", 2]
     status, _, err = gmmc("train", "digits", *both, "--out", tmp_path / "new", capsys=capsys)
     assert status == 2

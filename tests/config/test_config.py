@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from conftest import tiny_config
-from gmmc import config, data
-from gmmc.config import Config, DataConfig, TrainConfig
+from gmmc.config import recipes
+from gmmc.config.schema import Config
+from gmmc.config.sections import DataConfig, TrainConfig
+from gmmc.data import sources
 from gmmc.errors import InputError
 from gmmc.train.schedule import Plan
 
@@ -15,14 +17,14 @@ RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_loads_and_survives_the_round_trip(path):
-    cfg = config.load(path)
-    assert config.from_text(config.to_toml(cfg)) == cfg
+    cfg = recipes.load(path)
+    assert recipes.from_text(recipes.to_toml(cfg)) == cfg
 
 
 @pytest.mark.parametrize("path", [p for p in RECIPES if "gen-paper" in p.stem], ids=lambda path: path.stem)
 def test_the_paper_s_values_are_kept(path):
     """Table 8 and Appendix B."""
-    cfg = config.load(path)
+    cfg = recipes.load(path)
     assert cfg.model.scale == 10
     assert cfg.train.beta == 0.5
     assert cfg.sampler.alpha * cfg.train.batch_size == 1.0  # α = 1 on the mean energy of a batch
@@ -34,7 +36,7 @@ def test_the_paper_s_values_are_kept(path):
 
 
 def test_the_other_recipes_of_the_paper():
-    dis, joint = config.load("cifar10-dis-paper"), config.load("cifar10-joint-paper")
+    dis, joint = recipes.load("cifar10-dis-paper"), recipes.load("cifar10-joint-paper")
     assert (dis.discriminative.epochs, dis.generative.epochs, dis.train.beta) == (150, 0, 0.0)
     assert (joint.discriminative.epochs, joint.generative.epochs, joint.train.beta) == (50, 50, 0.5)
     assert joint.train.ramp == 0  # switched
@@ -44,7 +46,7 @@ def test_the_other_recipes_of_the_paper():
 
 
 def test_overrides_reach_every_kind_of_value():
-    cfg = config.load(
+    cfg = recipes.load(
         "digits",
         [
             "train.beta=0",
@@ -110,13 +112,13 @@ def test_overrides_reach_every_kind_of_value():
 )
 def test_bad_values_are_refused_in_one_line(override, message):
     with pytest.raises(InputError, match=message) as caught:
-        config.load("digits", [override])
+        recipes.load("digits", [override])
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
 
 
 def test_a_run_that_never_samples_asks_nothing_of_the_buffer():
-    assert config.load("digits", ["train.beta=0", "buffer.size=10"]).buffer.size == 10
+    assert recipes.load("digits", ["train.beta=0", "buffer.size=10"]).buffer.size == 10
 
 
 def test_values_given_in_python_are_checked_too():
@@ -131,46 +133,46 @@ def test_a_recipe_without_epochs_is_refused():
 
 def test_bad_files(tmp_path):
     with pytest.raises(InputError, match=r"no recipe file 'nowhere'.*digits"):
-        config.load("nowhere")
+        recipes.load("nowhere")
     bad = tmp_path / "bad.toml"
     bad.write_text("[train\n")
     with pytest.raises(InputError, match="not valid TOML"):
-        config.load(bad)
+        recipes.load(bad)
     bad.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="not valid TOML"):
-        config.load(bad)
+        recipes.load(bad)
     bad.write_text("train = 3\n[generative]\nepochs = 1\n")
     with pytest.raises(InputError, match=r"\[train\] must be a table, got 3"):
-        config.load(bad, ["train.beta=1"])
+        recipes.load(bad, ["train.beta=1"])
     for depth in (2000, 100_000):
         bad.write_text("a = " + "[" * depth + "]" * depth)
         with pytest.raises(InputError, match="not valid TOML"):
-            config.load(bad)
+            recipes.load(bad)
     bad.write_text("train = [" + "1, " * 100_000 + "]")
     with pytest.raises(InputError, match=r"\[train\] must be a table, got \[1, ") as caught:
-        config.load(bad)
+        recipes.load(bad)
     assert len(str(caught.value)) < 500
     bad.unlink()
     bad.mkdir()
     with pytest.raises(InputError, match="regular file"):
-        config.read_toml(bad)
+        recipes.read_toml(bad)
 
 
 def test_differences_name_the_keys_and_both_values():
-    old, new = config.load("digits"), config.load("digits", ["train.beta=0.25", "model.backbone=wrn-10-1"])
-    assert config.differences(old, old) == []
-    assert config.differences(old, new) == [
+    old, new = recipes.load("digits"), recipes.load("digits", ["train.beta=0.25", "model.backbone=wrn-10-1"])
+    assert recipes.differences(old, old) == []
+    assert recipes.differences(old, new) == [
         'model.backbone: "small_cnn", now "wrn-10-1"',
         "train.beta: 0.75, now 0.25",
     ]
-    long = config.load("digits", ["data.name=" + "x" * 100_000])
-    assert all(len(line) < 300 for line in config.differences(old, long))
+    long = recipes.load("digits", ["data.name=" + "x" * 100_000])
+    assert all(len(line) < 300 for line in recipes.differences(old, long))
 
 
 @pytest.mark.parametrize("name", ["\x7f", "\0", "\x1b[2J", "a\nb", "\u2028", '"', "\\", "😀"])
 def test_any_text_survives_the_round_trip(name):
     cfg = tiny_config(data={"name": name})
-    assert config.from_text(config.to_toml(cfg)) == cfg
+    assert recipes.from_text(recipes.to_toml(cfg)) == cfg
 
 
 def test_text_that_a_file_cannot_hold_is_refused(tmp_path, monkeypatch):
@@ -179,11 +181,11 @@ def test_text_that_a_file_cannot_hold_is_refused(tmp_path, monkeypatch):
     (tmp_path / "\udcff" / "photos").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "\udcff")
     with pytest.raises(InputError, match=r"data\.name must be text in UTF-8"):
-        data.located(DataConfig(name="photos"))
+        sources.located(DataConfig(name="photos"))
 
 
 def test_what_is_written_is_plain_toml():
-    text = config.to_toml(config.load("digits", ['data.name="a \\"b\\" c"']))
+    text = recipes.to_toml(recipes.load("digits", ['data.name="a \\"b\\" c"']))
     assert tomllib.loads(text)["data"]["name"] == 'a "b" c'
 
 
@@ -217,12 +219,12 @@ def test_what_is_written_is_plain_toml():
 )
 def test_values_that_contradict_each_other_are_refused(overrides, message):
     with pytest.raises(InputError, match=re.escape(message)) as caught:
-        config.load("digits", overrides)
+        recipes.load("digits", overrides)
     assert "\n" not in str(caught.value)
 
 
 def test_keys_of_place_make_no_other_run():
-    here = config.load("digits")
-    there = config.load("digits", ["train.devices=4", "train.device=cuda", "train.precision=bf16"])
-    assert config.differences(here, there) == []
-    assert config.differences(here, config.load("digits", ["train.seed=5"])) != []
+    here = recipes.load("digits")
+    there = recipes.load("digits", ["train.devices=4", "train.device=cuda", "train.precision=bf16"])
+    assert recipes.differences(here, there) == []
+    assert recipes.differences(here, recipes.load("digits", ["train.seed=5"])) != []

@@ -11,10 +11,9 @@ import torch
 
 from conftest import tiny_data
 from gmmc import data
-from gmmc.base import leader as ranks
-from gmmc.config import DataConfig
-from gmmc.data import cache
-from gmmc.data import decode_many as reading
+from gmmc.base import leader
+from gmmc.config.sections import DataConfig
+from gmmc.data import cache, decode_many, sources
 from gmmc.errors import InputError
 from image_files import pictures, png, write_folder, write_shard, write_table
 from processes import ended, started
@@ -40,7 +39,7 @@ def photos(tmp_path):
 
 
 def load(path, **options):
-    return data.load(DataConfig(name=str(path), **options), seed=0)
+    return sources.load(DataConfig(name=str(path), **options), seed=0)
 
 
 def entries(kept):
@@ -63,7 +62,7 @@ def no_decoding(monkeypatch):
     def refuse(*_):
         raise AssertionError("decoded again")
 
-    return lambda: monkeypatch.setattr(reading, "decode", refuse)
+    return lambda: monkeypatch.setattr(decode_many, "decode", refuse)
 
 
 def test_the_second_time_nothing_is_decoded_and_all_is_the_same(photos, no_decoding, capsys):
@@ -208,7 +207,7 @@ def test_where_the_cache_is(photos, tmp_path, monkeypatch, variables, place):
 
 
 def test_only_the_leader_speaks(photos, monkeypatch, capsys):
-    monkeypatch.setattr(ranks, "_several", True)
+    monkeypatch.setattr(leader, "_several", True)
     monkeypatch.setenv("RANK", "1")
     load(photos)
     assert capsys.readouterr().err == ""
@@ -217,7 +216,7 @@ def test_only_the_leader_speaks(photos, monkeypatch, capsys):
 def test_several_processes_at_once(photos, kept, no_decoding):
     """They start together, decode, write the same entry and end with the same images."""
     code = (
-        "import sys; from gmmc.data import cache, load; from gmmc.config import DataConfig\n"
+        "import sys; from gmmc.data import cache, load; from gmmc.config.sections import DataConfig\n"
         "cache.WORTH_KEEPING = 9; print(load(DataConfig(name=sys.argv[1]), 0).fingerprint)"
     )
     command = [sys.executable, "-c", code, photos]

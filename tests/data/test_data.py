@@ -7,15 +7,17 @@ import torch
 from sklearn.datasets import load_digits
 
 from conftest import tiny_data
-from gmmc import data
-from gmmc.config import AugmentConfig, DataConfig
-from gmmc.data import Dataset, LabelledImages, from_arrays, hold_out, outside
+from gmmc.config.sections import AugmentConfig, DataConfig
+from gmmc.data import sources
+from gmmc.data.arrays import from_arrays
 from gmmc.data.augment import augment, random_shift
+from gmmc.data.ood_sets import outside
+from gmmc.data.splits import Dataset, LabelledImages, hold_out
 from gmmc.errors import InputError
 
 
 def test_digits_are_whole_disjoint_and_balanced():
-    sets = data.load(DataConfig("digits", valid=0.1), seed=0)
+    sets = sources.load(DataConfig("digits", valid=0.1), seed=0)
     parts = (sets.train, sets.valid, sets.test)
     assert [len(part) for part in parts] == [1294, 144, 359]
     assert sets.shape == (1, 8, 8)
@@ -27,21 +29,21 @@ def test_digits_are_whole_disjoint_and_balanced():
 
 
 def test_the_seed_moves_validation_but_never_the_test_images():
-    a, b = (data.load(DataConfig("digits", valid=0.1), seed=seed) for seed in (0, 1))
+    a, b = (sources.load(DataConfig("digits", valid=0.1), seed=seed) for seed in (0, 1))
     assert torch.equal(a.test.images, b.test.images)
     assert not torch.equal(a.valid.images, b.valid.images)
 
 
 def test_the_test_digits_are_always_the_same():
     """Recorded: published numbers are of these images, so no change of the code may exchange them."""
-    test = data.load(DataConfig("digits"), seed=0).test
+    test = sources.load(DataConfig("digits"), seed=0).test
     digest = hashlib.sha256(test.images.numpy().tobytes() + test.labels.numpy().tobytes()).hexdigest()
     assert digest == "264f5b34df617def1e43c88fdce64a193c9308f945f66e0ab7ffa529d378afbe"
 
 
 def test_digits_keep_the_levels_of_their_file():
     """The sixteenths of the file, k → 255·k/16, in all images."""
-    sets = data.load(DataConfig("digits", valid=0.0), seed=0)
+    sets = sources.load(DataConfig("digits", valid=0.0), seed=0)
     found = torch.cat([sets.train.images, sets.test.images]).flatten(1)
     wanted = torch.from_numpy(load_digits().data) / 16 * 255
     assert sorted(map(bytes, found.numpy())) == sorted(map(bytes, wanted.round().to(torch.uint8).numpy()))
@@ -53,17 +55,17 @@ def test_the_test_images_of_arrays_are_those_of_the_digits():
     images = (pixels / 16 * 255).round().astype(np.uint8).reshape(-1, 8, 8)
     for seed in (0, 5):
         held = from_arrays(images, labels, seed=seed).test
-        assert torch.equal(held.images, data.load(DataConfig("digits"), seed=seed).test.images)
+        assert torch.equal(held.images, sources.load(DataConfig("digits"), seed=seed).test.images)
 
 
 def test_digits_of_another_size():
-    larger, plain = (data.load(DataConfig("digits", size=size), seed=0) for size in (12, 0))
+    larger, plain = (sources.load(DataConfig("digits", size=size), seed=0) for size in (12, 0))
     assert larger.shape == (1, 12, 12)
     assert torch.equal(larger.test.labels, plain.test.labels)
     means = [sets.test.images.float().mean().item() for sets in (larger, plain)]
     assert means[0] == pytest.approx(means[1], rel=0.03)
     with pytest.raises(InputError, match=r"data\.label is for parquet files, got 'digit' with digits"):
-        data.load(DataConfig("digits", label="digit"), seed=0)
+        sources.load(DataConfig("digits", label="digit"), seed=0)
 
 
 def test_the_fingerprint_is_of_what_is_learned_from():
@@ -121,9 +123,9 @@ def test_the_only_images_of_a_class_are_never_held_out():
 def test_a_folder_is_remembered_by_its_whole_path(tmp_path, monkeypatch):
     (tmp_path / "photos").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert data.located(DataConfig("photos")).name == str(tmp_path / "photos")
-    assert data.located(DataConfig("digits")).name == "digits"
-    assert data.located(DataConfig("nowhere")).name == "nowhere"
+    assert sources.located(DataConfig("photos")).name == str(tmp_path / "photos")
+    assert sources.located(DataConfig("digits")).name == "digits"
+    assert sources.located(DataConfig("nowhere")).name == "nowhere"
 
 
 def images_of(count, size=8):

@@ -10,16 +10,14 @@ from hypothesis import strategies as st
 
 import gmmc
 from conftest import make_model, tiny_data
-from gmmc import config
 from gmmc.base import extras
 from gmmc.base.text import nearest, suggestion
-from gmmc.cli import app as cli
-from gmmc.cli import listing
-from gmmc.cli.commands import class_index
-from gmmc.data import outside
+from gmmc.cli import app, listing
+from gmmc.config import recipes
+from gmmc.data.ood_sets import outside
 from gmmc.errors import InputError
-from gmmc.runs import results as records
-from gmmc.runs import shipped as pretrained
+from gmmc.generate.draw import class_index
+from gmmc.runs import layout, results, shipped
 from processes import finished, gmmc_command, python
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +27,7 @@ WIDTH = 80  # columns of a terminal
 def gmmc_says(*arguments, capsys):
     """(exit status, standard output, standard error) of the command, in this process."""
     with pytest.raises(SystemExit) as stop:
-        cli.main([str(argument) for argument in arguments])
+        app.main([str(argument) for argument in arguments])
     return stop.value.code, *capsys.readouterr()
 
 
@@ -168,7 +166,7 @@ def test_train_takes_a_device_like_the_other_commands(recipes_trained, capsys):
     assert gmmc_says("train", "digits", "train.device=cpu", capsys=capsys)[0] == 0
     default, option, override = recipes_trained
     assert [cfg.train.device for cfg in recipes_trained] == ["auto", "cpu", "cpu"]
-    assert config.differences(default, override) == []
+    assert recipes.differences(default, override) == []
     assert option.train.seed == 1
 
 
@@ -195,20 +193,20 @@ def test_a_device_that_is_none(tmp_path, capsys):
 def test_models_are_listed_with_size_and_results(capsys):
     status, out, _ = gmmc_says("models", capsys=capsys)
     assert status == 0
-    for name in pretrained.names():
-        folder = pretrained.SHIPPED / name
-        accuracy = records.read_results(folder)["accuracy"]["values"]["top1"]
+    for name in shipped.names():
+        folder = shipped.SHIPPED / name
+        accuracy = results.read_results(folder)["accuracy"]["values"]["top1"]
         assert out.splitlines()[0].startswith(f"{name}  ")
         assert f"{100 * accuracy:.1f}%" in out
-        assert f"{(folder / records.MODEL).stat().st_size / 1e6:.1f} MB" in out
+        assert f"{(folder / layout.MODEL).stat().st_size / 1e6:.1f} MB" in out
     assert max(map(len, out.splitlines())) <= WIDTH
 
 
 def test_a_model_without_card_and_results_is_listed(run, tmp_path, capsys, monkeypatch):
     (tmp_path / "small").mkdir()
-    for name in (records.MODEL, records.CONFIG):
+    for name in (layout.MODEL, layout.CONFIG):
         (tmp_path / "small" / name).write_bytes((run / name).read_bytes())
-    monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
+    monkeypatch.setattr(shipped, "SHIPPED", tmp_path)
     status, out, _ = gmmc_says("models", capsys=capsys)
     assert status == 0
     assert "small  digits" in out
@@ -226,9 +224,9 @@ def test_recipes_are_listed_with_their_first_line(capsys):
     assert max(map(len, lines)) <= WIDTH
 
 
-@pytest.mark.parametrize("name", list(config.shipped_recipes()))
+@pytest.mark.parametrize("name", list(recipes.shipped_recipes()))
 def test_the_first_line_of_a_recipe_is_a_sentence(name):
-    line = listing.headline(config.shipped_recipes()[name])
+    line = listing.headline(recipes.shipped_recipes()[name])
     assert line.endswith(".")
     assert line[0].isupper()
 
@@ -273,7 +271,7 @@ def test_completion(tmp_path):
     assert completions("gmmc train di", tmp_path) == ["digits"]
     assert completions("gmmc train ./", tmp_path) == []  # files are the shell's
     for command in ("predict", "sample", "evaluate", "report", "export"):
-        expected = [*pretrained.names(), "runs/demo"]
+        expected = [*shipped.names(), "runs/demo"]
         assert completions(f"gmmc {command} ", tmp_path, new_word=True) == expected
     assert completions("gmmc predict ru", tmp_path) == ["runs/demo"]
 

@@ -24,14 +24,13 @@ import gmmc
 from conftest import make_model
 from gmmc.base import limits
 from gmmc.base.open_image import decoded_pixels, opened
-from gmmc.cli import app as cli
-from gmmc.cli.commands import predict_files
-from gmmc.data import decode, files, layout, parquet, shards
-from gmmc.data import decode_many as reading
+from gmmc.classifier.predict_files import predict_files
+from gmmc.cli import app
+from gmmc.data import decode, decode_many, files, layout, parquet, shards
 from gmmc.errors import InputError
 from gmmc.generate import folder as drawn_folder
 from gmmc.generate import to_folder
-from gmmc.report import pictures
+from gmmc.report.page import pictures
 from gmmc.report.parts import Panel
 from gmmc.report.reading import read_runs
 from image_files import (
@@ -136,8 +135,8 @@ def test_an_image_that_a_model_has_to_take_is_smaller_than_one_to_be_resized(tmp
 
 
 def test_a_split_takes_a_share_of_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "MEMORY_SHARE", 1e-12)
-    monkeypatch.setattr(reading, "_decode_some", once(reading._decode_some))
+    monkeypatch.setattr(decode, "MEMORY_SHARE", 1e-12)
+    monkeypatch.setattr(decode_many, "_decode_some", once(decode_many._decode_some))
     line = refusal(lambda: load(photos(tmp_path / "photos")))
     assert "limits.MEMORY_SHARE" in line
     assert "30 of 4×4" in line
@@ -157,7 +156,7 @@ def once(function):
 
 
 def test_digits_take_a_share_of_the_memory_too(monkeypatch):
-    monkeypatch.setattr(reading, "MEMORY_SHARE", 1e-12)
+    monkeypatch.setattr(decode, "MEMORY_SHARE", 1e-12)
     line = refusal(lambda: load("digits", size=16))
     assert "limits.MEMORY_SHARE" in line
     assert "1,797 of 16×16" in line
@@ -170,11 +169,11 @@ def test_few_large_images_are_decoded_at_a_time(tmp_path, monkeypatch):
         sizes.append(len(some))
         return real(some, wanted)
 
-    real = reading._decode_some
+    real = decode_many._decode_some
     root = photos(tmp_path / "photos")
     expected = load(root).train.images
-    monkeypatch.setattr(reading, "PIXELS_AT_ONCE", 2 * 4 * 4)
-    monkeypatch.setattr(reading, "_decode_some", counted)
+    monkeypatch.setattr(decode_many, "PIXELS_AT_ONCE", 2 * 4 * 4)
+    monkeypatch.setattr(decode_many, "_decode_some", counted)
     assert torch.equal(load(root).train.images, expected)
     assert sum(sizes) == 30
     assert max(sizes) <= 2
@@ -254,7 +253,7 @@ def test_rows_are_read_by_their_bytes(tmp_path, monkeypatch):
 
         return read_all(each(), *arguments)
 
-    read_all = reading.read_all
+    read_all = decode_many.read_all
     monkeypatch.setattr(parquet, "read_all", watched)
     monkeypatch.setattr(parquet, "PARQUET_BYTES", 400)
     assert torch.equal(load(path).train.images, expected)
@@ -296,7 +295,7 @@ def test_a_number_of_rows_that_is_not_true_is_refused(tmp_path, monkeypatch, row
 PEAK = """
 import sys
 import gmmc.data
-from gmmc.config import DataConfig
+from gmmc.config.sections import DataConfig
 from gmmc.data import folder, parquet
 from gmmc.errors import InputError
 import pyarrow.compute, pyarrow.parquet
@@ -443,7 +442,7 @@ def damaged_tiff() -> bytes:
 def test_libtiff_prints_no_line_of_its_own(tmp_path, run, capfd):
     (tmp_path / "photo.tif").write_bytes(damaged_tiff())
     with pytest.raises(SystemExit) as end:
-        cli.main(["predict", str(run), str(tmp_path / "photo.tif")])
+        app.main(["predict", str(run), str(tmp_path / "photo.tif")])
     assert end.value.code == 2
     printed = capfd.readouterr().err
     assert "photo.tif" in printed
@@ -488,7 +487,7 @@ class TestNoRegularFiles:
         assert rows == []
         assert "photo.png" in line
         with pytest.raises(SystemExit) as end:
-            cli.main(["predict", str(run), str(path)])
+            app.main(["predict", str(run), str(path)])
         assert end.value.code == 2
         printed = capsys.readouterr().err
         assert "photo.png" in printed
@@ -618,7 +617,7 @@ def test_labels_that_cannot_be_used_are_refused(tmp_path, name):
 @pytest.mark.parametrize("name", [b"d\xffg", b"d\x1b[2Jg", b"d\ng", b" ", b"x" * 201])
 def test_folders_whose_names_cannot_be_used_are_refused_before_anything_is_read(tmp_path, monkeypatch, name):
     root = write_folder(tmp_path / "photos", IMAGES, ["cat", os.fsdecode(name), "emu"] * 10)
-    monkeypatch.setattr(reading, "decode", lambda *_, **__: pytest.fail("an image was decoded"))
+    monkeypatch.setattr(decode_many, "decode", lambda *_, **__: pytest.fail("an image was decoded"))
     assert "photos" in refusal(lambda: load(root))
 
 

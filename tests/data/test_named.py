@@ -8,7 +8,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from gmmc import data
-from gmmc.config import DataConfig
+from gmmc.config.sections import DataConfig
+from gmmc.data import sources
 from gmmc.data.named import NAMED
 from gmmc.errors import InputError
 from image_files import pictures, write_shard
@@ -38,7 +39,7 @@ def write_set(folder: Path, *splits: str, seed: int = 0) -> Path:
 
 
 def load(name, root=""):
-    return data.load(DataConfig(name=name, root=str(root)), seed=0)
+    return sources.load(DataConfig(name=name, root=str(root)), seed=0)
 
 
 @pytest.mark.parametrize(

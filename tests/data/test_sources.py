@@ -9,9 +9,8 @@ import torch
 from PIL import Image
 from pyarrow import parquet
 
-from gmmc import data
-from gmmc.config import DataConfig
-from gmmc.data import decode_many as reading
+from gmmc.config.sections import DataConfig
+from gmmc.data import decode_many, sources
 from gmmc.errors import InputError
 from image_files import (
     CLASSES,
@@ -100,7 +99,7 @@ def test_without_a_test_split_the_same_images_are_always_held_out(tmp_path, caps
     table = write_shard(tmp_path / "all.parquet", IMAGES, LABELS, NAMES)
     folder = write_folder(tmp_path / "photos", IMAGES, CLASSES)
     for path in (table, folder):
-        a, b = (data.load(DataConfig(name=str(path), valid=0.2), seed) for seed in (0, 1))
+        a, b = (sources.load(DataConfig(name=str(path), valid=0.2), seed) for seed in (0, 1))
         assert torch.equal(a.test.images, b.test.images)
         assert not torch.equal(a.valid.images, b.valid.images)
         assert a.test.labels.bincount().tolist() == [2, 2, 2]
@@ -305,4 +304,4 @@ def test_sizes_are_made_alike_on_request_only(tmp_path):
 
 def test_a_set_that_fits_into_no_memory_is_refused():
     with pytest.raises(InputError, match=r"limits\.MEMORY_SHARE.*1(,000){5} of 4×4.*data\.size=…"):
-        reading.Stack(10**15).add(IMAGES[0], "it")
+        decode_many.Stack(10**15).add(IMAGES[0], "it")

@@ -23,7 +23,8 @@ from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.validation import check_is_fitted
 
 import gmmc
-from gmmc import GMMCClassifier, config
+from gmmc import GMMCClassifier
+from gmmc.config import recipes
 from gmmc.errors import Diverged, InputError
 from gmmc.estimator.recipe import chosen
 from gmmc.estimator.rows import Rows
@@ -312,11 +313,11 @@ def test_fit_begins_with_a_shipped_network():
 
 
 def test_without_a_start_weights_are_random(tmp_path):
-    assert config.load("photos").train.start == "auto"
+    assert recipes.load("photos").train.start == "auto"
     assert chosen("photos", (3, 32, 32), 2, {}).train.start == ""
     assert chosen("photos", (3, 32, 32), 2, {"train.start": "auto"}).train.start == "auto"
     file = tmp_path / "recipe.toml"
-    file.write_text(config.to_toml(config.load("photos", ["train.start=cifar10"])))
+    file.write_text(recipes.to_toml(recipes.load("photos", ["train.start=cifar10"])))
     for fit in (GMMCClassifier.fit, functools.partial(GMMCClassifier.partial_fit, classes=[0, 1])):
         with pytest.raises(InputError, match=r"train\.start to the parameter start, got 'cifar10'"):
             fit(GMMCClassifier(file), np.zeros((4, 32, 32, 3), np.uint8), [0, 1, 0, 1])

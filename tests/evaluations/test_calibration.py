@@ -11,8 +11,8 @@ from torch import nn
 
 import gmmc
 from conftest import make_model, tiny_data
-from gmmc.config import EvaluateConfig
-from gmmc.data import Dataset, LabelledImages
+from gmmc.config.sections import EvaluateConfig
+from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.evaluations.calibration import (
     BINS,
     brier,

@@ -13,11 +13,12 @@ import gmmc
 from conftest import make_model, tiny_data
 from gmmc import core
 from gmmc.classifier.scores import SCORES
-from gmmc.config import EvaluateConfig
-from gmmc.data import Dataset, LabelledImages, Outside
+from gmmc.config.sections import EvaluateConfig
+from gmmc.data.ood_sets import Outside
+from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
-from gmmc.evaluations import ood
 from gmmc.evaluations.detection import bootstrap, detect, histogram
+from gmmc.evaluations.registry import ood
 from gmmc.fid import intervals
 
 

@@ -9,13 +9,14 @@ from torch import nn
 
 import gmmc
 from conftest import make_model, tiny_config, tiny_data
-from gmmc.cli import app as cli
-from gmmc.cli.commands import evaluate_run
-from gmmc.config import DataConfig, EvaluateConfig
-from gmmc.data import LabelledImages
+from gmmc.cli import app
+from gmmc.config.sections import DataConfig, EvaluateConfig
+from gmmc.data.splits import LabelledImages
 from gmmc.errors import InputError
-from gmmc.evaluations import EVALUATIONS, Result, choose, evaluate
 from gmmc.evaluations.latent import separability
+from gmmc.evaluations.registry import EVALUATIONS, choose, evaluate
+from gmmc.evaluations.result import Result
+from gmmc.evaluations.run import evaluate_run
 from gmmc.evaluations.samples import (
     by_class,
     diversity,
@@ -392,7 +393,7 @@ def test_changed_held_out_images_are_flagged_in_every_result(tmp_path, part, cap
     other = dataclasses.replace(digits, **{part: getattr(digits, part)[1:]})
     train(tiny_config(train={"batch_size": 128}, buffer={"size": 200}), run, other)
     with pytest.raises(SystemExit):
-        cli.main(["evaluate", str(run), "accuracy", "calibration", "--device", "cpu"])
+        app.main(["evaluate", str(run), "accuracy", "calibration", "--device", "cpu"])
     assert capsys.readouterr().out.count(f"! {flag}") == 2
     results = json.loads((run / "results.json").read_text())
     for name in ("accuracy", "calibration"):

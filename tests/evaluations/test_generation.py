@@ -9,11 +9,10 @@ import torch
 
 from conftest import make_model, tiny_data
 from gmmc.classifier.model import Classifier
-from gmmc.config import EvaluateConfig
-from gmmc.data import Dataset
+from gmmc.config.sections import EvaluateConfig
+from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
-from gmmc.evaluations import buffer_images as buffered
-from gmmc.evaluations import generation, keep
+from gmmc.evaluations import buffer_images
 from gmmc.evaluations.buffer_images import Buffer, most_confident, read_buffer
 from gmmc.evaluations.generation import draw, draw_start, evaluate
 from gmmc.evaluations.generation_flags import (
@@ -23,11 +22,13 @@ from gmmc.evaluations.generation_flags import (
     doubts_of_memorisation,
 )
 from gmmc.evaluations.memorisation import compare
+from gmmc.evaluations.registry import generation, keep
 from gmmc.fid import small_features
 from gmmc.fid.features import find
 from gmmc.fid.similarity import Gaussian, frechet, overlap
 from gmmc.pixels import as_unit, to_uint8
-from gmmc.runs.folder import RunFolder, State
+from gmmc.runs.folder import RunFolder
+from gmmc.runs.resume import State
 
 FEW = EvaluateConfig(generated=30, generated_by_steps=20, generation_steps=(4, 2))
 METRICS = {"fid", "kid", "precision", "recall", "density", "coverage", "inception_score"}
@@ -232,7 +233,7 @@ def test_a_class_of_less_confident_images_keeps_as_large_a_share(monkeypatch):
     energies = torch.full((40, 3), 1000.0, dtype=torch.float64)
     energies[torch.arange(40), labels] = 0
     energies[torch.arange(40), 1 - labels] = gaps.double()
-    monkeypatch.setattr(buffered, "unit_energies", lambda *_: energies)
+    monkeypatch.setattr(buffer_images, "unit_energies", lambda *_: energies)
     kept = most_confident(make_model(), torch.zeros(40, 1, 8, 8, dtype=torch.uint8))
     assert kept.tolist() == list(range(4, 40))  # the two least sure of each class are left out
 

@@ -13,15 +13,15 @@ import gmmc
 from conftest import make_model, tiny_data
 from gmmc.classifier.model import Classifier
 from gmmc.classifier.scores import BATCH
-from gmmc.config import DataConfig, EvaluateConfig
-from gmmc.data import Dataset, LabelledImages
+from gmmc.config.sections import DataConfig, EvaluateConfig
+from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
-from gmmc.evaluations import keep
 from gmmc.evaluations.attacks import campaign as campaigns
 from gmmc.evaluations.attacks.autoattack import AutoAttackPart
 from gmmc.evaluations.attacks.carlini_wagner import CarliniWagner
 from gmmc.evaluations.attacks.gradient import Adaptive, PaperPGD
 from gmmc.evaluations.attacks.protocol import PRESETS
+from gmmc.evaluations.registry import keep
 from gmmc.evaluations.result import Result
 from gmmc.evaluations.robustness import choose_images, evaluate
 from gmmc.runs.folder import RunFolder

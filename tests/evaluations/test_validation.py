@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from conftest import make_model, tiny_config
-from gmmc import evaluations
 from gmmc.cli.app import main
-from gmmc.cli.commands import evaluate_run
-from gmmc.config import EvaluateConfig
-from gmmc.data import Dataset, LabelledImages
+from gmmc.config.sections import EvaluateConfig
+from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
-from gmmc.evaluations import accuracy, choose, generation, keep, validation
+from gmmc.evaluations import registry
 from gmmc.evaluations.buffer_images import read_buffer
+from gmmc.evaluations.registry import accuracy, choose, generation, keep, validation
+from gmmc.evaluations.run import evaluate_run
 from gmmc.evaluations.validation import evaluate
 from gmmc.fid import intervals, small_features
 from gmmc.fid.features import find
@@ -158,7 +158,7 @@ class TestWithoutSamples:
     )
     def test_there_is_the_accuracy_alone_and_no_doubt(self, make, data, monkeypatch):
         monkeypatch.setattr(validation, "draw", None)
-        result = evaluations.evaluate(make(), data, "validation", EvaluateConfig(generated=2))["validation"]
+        result = registry.evaluate(make(), data, "validation", EvaluateConfig(generated=2))["validation"]
         assert result.values.keys() == result.intervals.keys() == {"top1"}
         assert (result.flags, result.pictures, result.conditions["generated"]) == ([], {}, 0)
         assert result.conditions["samples"].startswith("not measured: ")

@@ -15,12 +15,11 @@ import gmmc
 from conftest import make_model
 from gmmc.base import atomic
 from gmmc.base.tensorfile import pack, unpack
-from gmmc.cli import app as cli
+from gmmc.cli import app
 from gmmc.errors import InputError
 from gmmc.export import hub
-from gmmc.runs import folder as runs
-from gmmc.runs import restore as restoring
-from gmmc.runs import results as records
+from gmmc.runs import model_file, restore
+from gmmc.runs.results import read_results, write_results
 
 CARD = """
 title = "Digits | by <hand>"
@@ -45,7 +44,7 @@ def folder(run, measured, tmp_path_factory):
     """Of a run with results and a card."""
     place = tmp_path_factory.mktemp("hub")
     shutil.copytree(run, place / "run")
-    records.write_results(place / "run", {name: found.entry() for name, found in measured.items()})
+    write_results(place / "run", {name: found.entry() for name, found in measured.items()})
     (place / "run" / "card.toml").write_text(CARD)
     return gmmc.save_pretrained(place / "run", place / "my-digits")
 
@@ -90,14 +89,14 @@ def test_scores_that_are_rounded_when_stored_are_told_as_they_are_read(digits, t
 def test_predict_takes_the_folder(folder, digits, tmp_path, capsys):
     Image.fromarray(digits[1].test.images[0, 0].numpy()).save(tmp_path / "one.png")
     with pytest.raises(SystemExit) as stop:
-        cli.main(["predict", str(folder), str(tmp_path / "one.png"), "--json"])
+        app.main(["predict", str(folder), str(tmp_path / "one.png"), "--json"])
     assert stop.value.code == 0
     assert json.loads(capsys.readouterr().out)["class"] in digits[0].class_names
 
 
 def test_the_command_writes_the_same_folder(run, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["export", str(run), str(tmp_path / "v1.2")])
+        app.main(["export", str(run), str(tmp_path / "v1.2")])
     assert stop.value.code == 0
     assert "gmmc.from_pretrained" in capsys.readouterr().out
     assert (tmp_path / "v1.2" / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
@@ -145,7 +144,7 @@ def test_a_description_of_another_model_is_refused(copied, changes, words):
 
 
 def test_weights_of_another_model_are_refused(copied):
-    runs.save_model(copied / "model.safetensors", make_model(classes=10))
+    model_file.save_model(copied / "model.safetensors", make_model(classes=10))
     with pytest.raises(InputError, match=r"config\.json is of another model"):
         gmmc.from_pretrained(copied)
 
@@ -162,7 +161,7 @@ def test_what_others_add_and_what_older_versions_lack_is_let_be(copied, digits):
 def test_a_folder_of_an_older_version_is_read_without_its_threshold(copied, digits):
     """Its log p(x) was at the fitted γ²: the model answers by what is left, and names the command."""
     tensors, info, _ = unpack(copied / "model.safetensors")
-    del info[restoring.DENSITY_GAMMA2]
+    del info[restore.DENSITY_GAMMA2]
     (copied / "model.safetensors").write_bytes(pack(tensors, info)[0])
     model, images = gmmc.from_pretrained(copied), digits[1].test.images[:3]
     with pytest.raises(InputError, match="gmmc calibrate RUN"):
@@ -258,7 +257,7 @@ def test_names_of_classes_cannot_break_the_card(tmp_path):
 def test_the_shipped_model_brings_its_card(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     card = ModelCard.load(gmmc.save_pretrained("cifar10", "c10") / "README.md")
-    results = records.read_results(gmmc.runs.shipped.SHIPPED / "cifar10")
+    results = read_results(gmmc.runs.shipped.SHIPPED / "cifar10")
     assert card.data.datasets == ["uoft-cs/cifar10"]
     assert card.data.eval_results[0].metric_value == results["accuracy"]["values"]["top1"]
     assert "| **worst case of the attacks of preset quick (no FAB-T), L∞ 8/255** |" in card.text

@@ -14,11 +14,11 @@ from PIL import Image
 import gmmc
 from conftest import make_model
 from doc_blocks import DOCS, blocks_of
-from gmmc.cli import app as cli
+from gmmc.cli import app
 from gmmc.errors import InputError
 from gmmc.export import onnx as export
 from gmmc.export.onnx import to_onnx
-from gmmc.runs import folder as runs
+from gmmc.runs import model_file
 from processes import python
 
 
@@ -148,7 +148,7 @@ def test_the_page_s_other_blocks_run(run, written, tmp_path, monkeypatch):
     for block in blocks:
         for words in block.commands if block.language == "sh" else ():
             with pytest.raises(SystemExit) as stop:
-                cli.main([word.replace("runs/demo", str(run)) for word in words[1:]])
+                app.main([word.replace("runs/demo", str(run)) for word in words[1:]])
             assert stop.value.code == 0
         if block.language == "python" and "import onnxruntime" not in block.text:
             exec(block.text.replace("runs/demo", str(run)), {})
@@ -164,9 +164,9 @@ def test_the_command_prints_a_line_and_what_the_graph_lacks(tmp_path, capfd):
     model = make_model(
         model={"backbone": "wrn-10-1", "head": "lda", "norm": "batch"}, objective={"name": "balanced"}
     )
-    runs.save_model(tmp_path / "model.safetensors", model)
+    model_file.save_model(tmp_path / "model.safetensors", model)
     with pytest.raises(SystemExit) as stop:
-        cli.main(["export", str(tmp_path), str(tmp_path / "a.onnx"), "--opset", "18"])
+        app.main(["export", str(tmp_path), str(tmp_path / "a.onnx"), "--opset", "18"])
     out, err = capfd.readouterr()
     assert stop.value.code == 0
     assert re.fullmatch(r"\S+a\.onnx: 0\.3 MB, opset 18; onnxruntime differs from torch by at most .*\n", out)
@@ -203,7 +203,7 @@ def test_a_wrong_place_is_refused(model, tmp_path, place, words):
 def test_bad_arguments_end_in_one_line(run, tmp_path, monkeypatch, capsys, arguments, words):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
-        cli.main(["export", *(argument.format(run=run) for argument in arguments)])
+        app.main(["export", *(argument.format(run=run) for argument in arguments)])
     err = capsys.readouterr().err
     assert stop.value.code == 2
     assert words in err
@@ -273,8 +273,8 @@ def test_every_kind_of_model_is_exported(kind, tmp_path):
         model.head.gamma2.fill_(gamma2)
     if priors:
         model.head.priors.copy_(torch.tensor(priors))
-    runs.save_model(tmp_path / "model.safetensors", model)
-    model = runs.load(tmp_path).to(dtype or torch.float32)
+    model_file.save_model(tmp_path / "model.safetensors", model)
+    model = model_file.load(tmp_path).to(dtype or torch.float32)
     written = to_onnx(model, tmp_path / "a.onnx")
     assert written.difference < 1e-4  # as the page promises
     session = onnxruntime.InferenceSession(written.path, providers=["CPUExecutionProvider"])

@@ -15,7 +15,7 @@ from typing import TextIO
 
 from gmmc.base.limits import MESSAGE
 from gmmc.base.text import printable
-from gmmc.cli import app as cli
+from gmmc.cli import app
 from gmmc.errors import Diverged, InputError
 
 # Warnings of scikit-learn about rows and labels are meant for its users.
@@ -81,7 +81,7 @@ def check(case: Case) -> Outcome:
 def run_command(arguments: list[str]) -> tuple[int, str]:
     """Return the exit status of a command, and a description of its crash."""
     try:
-        cli.main(arguments)
+        app.main(arguments)
     except SystemExit as stop:
         return (stop.code if isinstance(stop.code, int) else -1), ""
     except BaseException as error:

@@ -11,7 +11,7 @@ import torch
 from fuzz.material import SETTINGS, Material
 from fuzz.mutating import NUMBERS, odd_value
 from fuzz.recipes import draw_setting
-from gmmc.estimator import GMMCClassifier
+from gmmc.estimator.classifier import GMMCClassifier
 
 DTYPES = ["f8", "f4", "f2", "i8", "u1", "i1", "?", "c16", "U3", "O", "M8[s]", "u8"]
 METHODS = [

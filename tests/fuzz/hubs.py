@@ -13,7 +13,7 @@ from fuzz.models import repacked, use
 from fuzz.mutating import TEXTS, mutated, mutated_bytes, mutated_text, replace_file
 from gmmc.export import hub
 from gmmc.export.hub import DESCRIPTION, FILES, README
-from gmmc.runs.results import MODEL
+from gmmc.runs.layout import MODEL
 
 
 def command(

@@ -11,9 +11,9 @@ import numpy as np
 
 from conftest import tiny_config
 from gmmc.base.tensorfile import pack, unpack
-from gmmc.estimator import GMMCClassifier
+from gmmc.estimator.classifier import GMMCClassifier
 from gmmc.export import hub
-from gmmc.runs.results import CONFIG, METRICS, MODEL, RESULTS
+from gmmc.runs.layout import CONFIG, METRICS, MODEL, RESULTS
 from gmmc.train.loop import train
 from image_files import NAMES, pictures, png
 from report_runs import (

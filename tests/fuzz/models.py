@@ -13,7 +13,7 @@ from fuzz.material import Material
 from fuzz.mutating import change_at, mutated, mutated_bytes, odd_value, places, replace_file, toml
 from gmmc.base.inputs import parse_toml
 from gmmc.base.tensorfile import pack
-from gmmc.runs.results import MODEL
+from gmmc.runs.layout import MODEL
 
 DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool, torch.uint8]
 DTYPES += [torch.float8_e4m3fn, torch.complex64, torch.uint16]

@@ -10,8 +10,8 @@ import torch
 
 from fuzz.material import Material, recipe, write_photos
 from fuzz.mutating import NUMBERS, TEXTS, mutated, mutated_text, odd_value, replace_file, toml, toml_value
-from gmmc.config import Config
-from gmmc.runs import folder as runs
+from gmmc.config.schema import Config
+from gmmc.runs import model_file
 
 # Values above these are allowed and take long; the others are drawn from all that is allowed.
 COSTLY = {
@@ -123,7 +123,7 @@ def override(draw: random.Random) -> str:
 
 def verify(out: Path) -> None:
     """A training that succeeds leaves a model that answers."""
-    model = runs.load(out)
+    model = model_file.load(out)
     posterior = model.predict_proba(torch.zeros(2, *model.shape))
     assert posterior.isfinite().all()
     assert (posterior.sum(-1) - 1).abs().max() < 1e-3

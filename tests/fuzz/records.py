@@ -9,7 +9,7 @@ from fuzz.material import Material, results
 from fuzz.mutating import mutated, mutated_text, odd_value, replace_file, toml
 from gmmc.base.inputs import parse_toml
 from gmmc.export.hub import README
-from gmmc.runs.results import CONFIG, METRICS, RESULTS
+from gmmc.runs.layout import CONFIG, METRICS, RESULTS
 
 CARD = "card.toml"
 FILES = [RESULTS, RESULTS, METRICS, CONFIG, CARD]

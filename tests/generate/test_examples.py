@@ -8,14 +8,14 @@ import torch
 from PIL import Image
 
 from conftest import make_model, tiny_data
-from gmmc import data as data_sources
-from gmmc.cli import app as cli
-from gmmc.data import LabelledImages
+from gmmc.cli import app
+from gmmc.data import sources as data_sources
 from gmmc.data.files import read_image
+from gmmc.data.splits import LabelledImages
 from gmmc.errors import InputError
 from gmmc.generate import examples
 from gmmc.generate.examples import Example
-from gmmc.runs import folder as runs
+from gmmc.runs import layout, model_file
 
 NAMES = {"held-out.png", "noise.png", "turned.png"}
 
@@ -23,7 +23,7 @@ NAMES = {"held-out.png", "noise.png", "turned.png"}
 def gmmc(*arguments, capsys):
     """(exit status, standard output, standard error) of the command, in this process."""
     with pytest.raises(SystemExit) as stop:
-        cli.main([str(a) for a in arguments])
+        app.main([str(a) for a in arguments])
     out, err = capsys.readouterr()
     return stop.value.code, out, err
 
@@ -32,7 +32,7 @@ def gmmc(*arguments, capsys):
 def copied(run, tmp_path):
     """A run folder to write to, as far as the command needs one."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / runs.MODEL).write_bytes((run / runs.MODEL).read_bytes())
+    (tmp_path / "run" / layout.MODEL).write_bytes((run / layout.MODEL).read_bytes())
     return tmp_path / "run"
 
 
@@ -87,7 +87,7 @@ def test_the_command_writes_images_that_predict_takes(copied, capsys):
     *lines, last = out.splitlines()
     assert [line.split(": ")[0] for line in lines] == sorted(map(str, (copied / "examples").iterdir()))
     assert last == f"Next: gmmc predict {copied} {copied / 'examples'}"
-    cfg = runs.load(copied).cfg
+    cfg = model_file.load(copied).cfg
     test = data_sources.load(cfg.data, cfg.train.seed).test
     held_out = read_image(copied / "examples" / "held-out.png", (1, 8, 8))
     assert torch.equal(held_out, test.images[0])
@@ -100,7 +100,7 @@ def test_the_command_writes_images_that_predict_takes(copied, capsys):
 def test_the_command_again_replaces_its_own_files_with_the_same(copied, capsys):
     gmmc("examples", copied, capsys=capsys)
     before = {path: path.read_bytes() for path in (copied / "examples").iterdir()}
-    assert gmmc("examples", copied / runs.MODEL, capsys=capsys)[0] == 0
+    assert gmmc("examples", copied / layout.MODEL, capsys=capsys)[0] == 0
     assert {path: path.read_bytes() for path in (copied / "examples").iterdir()} == before
 
 
@@ -126,7 +126,7 @@ def test_a_model_without_images_or_without_its_data_is_refused(tmp_path, capsys)
     vectors = make_model(shape=(5, 1, 1), model={"backbone": "mlp-1-8"})
     arrays = make_model(data={"name": "arrays"})
     for model, reason in ((vectors, "rows of 5 numbers"), (arrays, "trained on arrays")):
-        runs.save_model(tmp_path / "run" / runs.MODEL, model)
+        model_file.save_model(tmp_path / "run" / layout.MODEL, model)
         status, out, err = gmmc("examples", tmp_path / "run", capsys=capsys)
         assert (status, out, err.count("\n")) == (2, "", 1)
         assert reason in err

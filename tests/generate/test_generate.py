@@ -10,16 +10,16 @@ import torch
 from PIL import Image
 
 from conftest import make_model
-from gmmc import data, pictures
-from gmmc import generate as drawing
+from gmmc import generate, pictures
 from gmmc.classifier.model import BLOCK
-from gmmc.config import DataConfig
-from gmmc.data import local as stored
+from gmmc.config.sections import DataConfig
+from gmmc.data import sources
 from gmmc.data.files import read_image
+from gmmc.data.sources import local
 from gmmc.errors import InputError
 from gmmc.generate import files, folder, parts
 from gmmc.pixels import to_uint8
-from gmmc.runs import folder as runs
+from gmmc.runs import model_file
 from processes import finished
 
 COUNT = 3 * BLOCK["cpu"] + 4
@@ -50,7 +50,7 @@ def expected(model):
 
 
 def draw(model, place=None, **options):
-    return drawing.drawn(model, LABELS, 5, folder=place, **options)
+    return generate.drawn(model, LABELS, 5, folder=place, **options)
 
 
 def no_more_drawing(model, monkeypatch):
@@ -84,9 +84,9 @@ def test_every_step_but_the_last_of_a_block_is_progress(model):
 def test_progress_of_all_ways_to_draw_grows_to_the_number_of_images(model, tmp_path):
     ways = {
         "sample": lambda report: model.sample(COUNT, LABELS, on_progress=report),
-        "drawn": lambda report: drawing.drawn(model, LABELS, on_progress=report),
-        "file": lambda report: drawing.to_file(model, LABELS, 0, tmp_path / "a.npz", on_progress=report),
-        "folder": lambda report: drawing.to_folder(model, LABELS, 0, tmp_path / "b", on_progress=report),
+        "drawn": lambda report: generate.drawn(model, LABELS, on_progress=report),
+        "file": lambda report: generate.to_file(model, LABELS, 0, tmp_path / "a.npz", on_progress=report),
+        "folder": lambda report: generate.to_folder(model, LABELS, 0, tmp_path / "b", on_progress=report),
     }
     for name, draw_it in ways.items():
         told = []
@@ -132,11 +132,11 @@ def test_between_blocks_the_mode_is_the_caller_s(model, mode):
 def test_impossible_images_are_refused_before_anything_happens(model, tmp_path, arguments, message):
     with pytest.raises(InputError, match=message):
         model.sample_blocks(**arguments)
-    drawing.drawn(model, [0], folder=tmp_path / "parts")
+    generate.drawn(model, [0], folder=tmp_path / "parts")
     before = sorted((tmp_path / "parts").iterdir())
     for place in (tmp_path / "parts", tmp_path / "new"):
         with pytest.raises(InputError, match=message):
-            drawing.drawn(model, **arguments, folder=place)
+            generate.drawn(model, **arguments, folder=place)
     assert sorted((tmp_path / "parts").iterdir()) == before
     assert not (tmp_path / "new").exists()
 
@@ -153,7 +153,7 @@ def test_drawn_images_are_the_samples_as_bytes(model, tmp_path, expected):
     size = BLOCK["cpu"]
     finished_blocks = [size, 2 * size, 3 * size, COUNT]
     assert [done for done in told if type(done) is int] == [*finished_blocks, 0, *finished_blocks]
-    assert drawing.drawn(model, [], folder=tmp_path).shape == (0, 1, 8, 8)
+    assert generate.drawn(model, [], folder=tmp_path).shape == (0, 1, 8, 8)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3])
@@ -168,14 +168,14 @@ def test_an_interrupted_drawing_goes_on(model, tmp_path, expected, small_parts, 
 def test_all_parts_are_taken_by_a_model_that_was_saved(model, tmp_path, expected, small_parts, monkeypatch):
     draw(model, tmp_path / "parts")
     model.trained = {}
-    runs.save_model(tmp_path / "model.safetensors", model)
-    again = runs.load(tmp_path / "model.safetensors")
+    model_file.save_model(tmp_path / "model.safetensors", model)
+    again = model_file.load(tmp_path / "model.safetensors")
     monkeypatch.setattr(again, "_chains", lambda *_: pytest.fail("something was drawn"))
     assert torch.equal(draw(again, tmp_path / "parts"), expected)
 
 
 def test_more_images_go_on_after_fewer(model, tmp_path, expected, small_parts):
-    drawing.drawn(model, LABELS[:40], 5, folder=tmp_path)
+    generate.drawn(model, LABELS[:40], 5, folder=tmp_path)
     told = []
     assert torch.equal(draw(model, tmp_path, on_progress=told.append), expected)
     assert told[0] == 40
@@ -212,10 +212,10 @@ def test_parts_of_other_images_are_discarded(model, tmp_path, expected, small_pa
     elif other == "steps":
         draw(model, tmp_path, steps=2)
     elif other == "fewer":
-        drawing.drawn(model, LABELS.repeat(2), 5, folder=tmp_path)
+        generate.drawn(model, LABELS.repeat(2), 5, folder=tmp_path)
     else:
         labels, seed = ((LABELS + 1) % 3, 5) if other == "labels" else (LABELS, 4)
-        drawing.drawn(model, labels, seed, folder=tmp_path)
+        generate.drawn(model, labels, seed, folder=tmp_path)
     mine = tmp_path / "mine.txt"
     mine.write_text("kept")
     (tmp_path / ".part-000000005.safetensors.77.tmp").write_text("half of a part")
@@ -230,7 +230,7 @@ def test_two_at_a_time_are_refused(model, tmp_path):
         with refused:
             draw(model, tmp_path)
         with refused:
-            drawing.to_folder(model, LABELS, 5, tmp_path)
+            generate.to_folder(model, LABELS, 5, tmp_path)
     draw(model, tmp_path)
 
 
@@ -238,17 +238,17 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from gmmc import generate as drawing
-from gmmc.runs import folder as runs
+import gmmc
+from gmmc import generate
 from gmmc.generate import parts
 torch.set_num_threads(1)
 parts.PART_SECONDS = 0.0
 def kill(done):
     if done >= 64:
         os.kill(os.getpid(), signal.SIGKILL)
-model, out = runs.load(sys.argv[1]), Path(sys.argv[2])
+model, out = gmmc.load(sys.argv[1]), Path(sys.argv[2])
 labels = torch.arange(100) % 3
-for to_place, name in ((drawing.to_folder, "folder"), (drawing.to_file, "drawn.npz")):
+for to_place, name in ((generate.to_folder, "folder"), (generate.to_file, "drawn.npz")):
     if os.fork() == 0:
         to_place(model, labels, 5, out / name, on_progress=kill)
     assert os.waitstatus_to_exitcode(os.wait()[1]) == -signal.SIGKILL
@@ -257,10 +257,10 @@ for to_place, name in ((drawing.to_folder, "folder"), (drawing.to_file, "drawn.n
 
 def test_a_killed_drawing_goes_on(model, tmp_path, expected):
     model.trained = {}
-    runs.save_model(tmp_path / "model.safetensors", model)
+    model_file.save_model(tmp_path / "model.safetensors", model)
     finished([sys.executable, "-W", "ignore", "-c", KILLED, tmp_path / "model.safetensors", tmp_path])
-    assert drawing.to_folder(model, LABELS, 5, tmp_path / "folder") == 2 * BLOCK["cpu"]
-    assert drawing.to_file(model, LABELS, 5, tmp_path / "drawn.npz") == 2 * BLOCK["cpu"]
+    assert generate.to_folder(model, LABELS, 5, tmp_path / "folder") == 2 * BLOCK["cpu"]
+    assert generate.to_file(model, LABELS, 5, tmp_path / "drawn.npz") == 2 * BLOCK["cpu"]
     assert {path.name for path in tmp_path.iterdir()} == {"folder", "drawn.npz", "model.safetensors"}
     with np.load(tmp_path / "drawn.npz", allow_pickle=False) as file:
         assert np.array_equal(file["arr_0"], expected.permute(0, 2, 3, 1))
@@ -270,9 +270,9 @@ def test_a_killed_drawing_goes_on(model, tmp_path, expected):
 
 
 def test_a_fingerprint_is_of_what_decides_the_images(model):
-    own = drawing.fingerprint(model)
-    assert drawing.fingerprint(model, model.cfg.sample.steps) == own
-    assert drawing.fingerprint(make_model()) == own
+    own = generate.fingerprint(model)
+    assert generate.fingerprint(model, model.cfg.sample.steps) == own
+    assert generate.fingerprint(make_model()) == own
     others = [
         make_model(seed=1),
         make_model(sampler={"name": "sgld"}),
@@ -281,7 +281,7 @@ def test_a_fingerprint_is_of_what_decides_the_images(model):
         make_model(train={"precision": "bf16", "engine": "graph"}),
         make_model(sample={"steps": 4}),
     ]
-    assert len({own, *map(drawing.fingerprint, others)}) == 1 + len(others)
+    assert len({own, *map(generate.fingerprint, others)}) == 1 + len(others)
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def test_a_fingerprint_is_of_what_decides_the_images(model):
 def test_an_npz_holds_the_images(tmp_path, channels):
     model = make_model(shape=(channels, 8, 8))
     images = draw(model)
-    assert drawing.to_file(model, LABELS, 5, tmp_path / "drawn.npz") == 0
+    assert generate.to_file(model, LABELS, 5, tmp_path / "drawn.npz") == 0
     with np.load(tmp_path / "drawn.npz", allow_pickle=False) as file:
         assert file["arr_0"].dtype == np.uint8
         assert np.array_equal(file["arr_0"], images.permute(0, 2, 3, 1))
@@ -306,11 +306,11 @@ def test_a_parquet_file_is_a_data_set(tmp_path, monkeypatch, channels):
     monkeypatch.setattr(files, "ROW_GROUP", 30)
     model = make_model(shape=(channels, 8, 8))
     path = tmp_path / "drawn.parquet"
-    assert drawing.to_file(model, LABELS, 5, path) == 0
-    images, notes = stored.load_unlabelled(path, model.shape)
+    assert generate.to_file(model, LABELS, 5, path) == 0
+    images, notes = local.load_unlabelled(path, model.shape)
     assert torch.equal(images, draw(model))
     assert notes == ()
-    found = data.load(DataConfig(name=str(path), valid=0.1), seed=0)
+    found = sources.load(DataConfig(name=str(path), valid=0.1), seed=0)
     assert tuple(found.class_names) == model.class_names
     labels = torch.cat([part.labels for part in (found.train, found.valid, found.test)])
     assert labels.bincount().tolist() == LABELS.bincount().tolist()
@@ -320,7 +320,7 @@ def test_a_parquet_file_is_a_data_set(tmp_path, monkeypatch, channels):
 def test_a_parquet_file_tells_the_seeds(model, tmp_path):
     from pyarrow import parquet
 
-    drawing.to_file(model, LABELS, 5, tmp_path / "drawn.parquet")
+    generate.to_file(model, LABELS, 5, tmp_path / "drawn.parquet")
     rows = parquet.read_table(tmp_path / "drawn.parquet").to_pylist()
     assert [row["seed"] for row in rows] == list(range(5, 5 + COUNT))
     assert [row["label"] for row in rows] == LABELS.tolist()
@@ -331,20 +331,20 @@ def test_a_parquet_file_tells_the_seeds(model, tmp_path):
 class TestFiles:
     def test_an_interruption_changes_no_byte(self, model, tmp_path, name, small_parts):
         whole, cut = tmp_path / "whole" / name, tmp_path / "cut" / name
-        drawing.to_file(model, LABELS, 5, whole)
+        generate.to_file(model, LABELS, 5, whole)
         with pytest.raises(Stop):
-            drawing.to_file(model, LABELS, 5, cut, on_progress=stop_after(BLOCK["cpu"]))
+            generate.to_file(model, LABELS, 5, cut, on_progress=stop_after(BLOCK["cpu"]))
         assert not cut.exists()
-        assert drawing.to_file(model, LABELS, 5, cut) == BLOCK["cpu"]
+        assert generate.to_file(model, LABELS, 5, cut) == BLOCK["cpu"]
         assert cut.read_bytes() == whole.read_bytes()
         assert list(cut.parent.iterdir()) == [cut]
 
     def test_a_finished_file_is_left_alone(self, model, tmp_path, name, monkeypatch):
         path = tmp_path / name
-        drawing.to_file(model, LABELS, 5, path)
+        generate.to_file(model, LABELS, 5, path)
         before = path.stat()
         no_more_drawing(model, monkeypatch)
-        assert drawing.to_file(model, LABELS, 5, path) == COUNT
+        assert generate.to_file(model, LABELS, 5, path) == COUNT
         assert path.stat().st_mtime_ns == before.st_mtime_ns
 
     @pytest.mark.parametrize("other", ["text", "empty", "cut", "array", "seed", "labels", "steps", "model"])
@@ -358,14 +358,14 @@ class TestFiles:
         else:
             maker = make_model(seed=1) if other == "model" else model
             labels = LABELS.flip(0) if other == "labels" else LABELS
-            drawing.to_file(
+            generate.to_file(
                 maker, labels, 6 if other == "seed" else 5, path, steps=1 if other == "steps" else None
             )
         if other == "cut":
             path.write_bytes(path.read_bytes()[:-200])
         before = path.read_bytes()
         with pytest.raises(InputError, match=f"must be a new file, got .*{name}, which holds something"):
-            drawing.to_file(model, LABELS, 5, path)
+            generate.to_file(model, LABELS, 5, path)
         assert path.read_bytes() == before
         assert list(tmp_path.iterdir()) == [path]
 
@@ -384,13 +384,13 @@ def pixels(model, place):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_folder_holds_the_images(tmp_path, channels):
     model = make_model(shape=(channels, 8, 8))
-    assert drawing.to_folder(model, LABELS, 5, tmp_path) == 0
+    assert generate.to_folder(model, LABELS, 5, tmp_path) == 0
     assert torch.equal(pixels(model, tmp_path), draw(model))
     assert png_files(tmp_path)[4].name == "class 1_seed000009.png"
 
 
 def test_only_what_is_missing_or_damaged_is_drawn(model, tmp_path, expected):
-    drawing.to_folder(model, LABELS, 5, tmp_path)
+    generate.to_folder(model, LABELS, 5, tmp_path)
     paths = png_files(tmp_path)
     content = paths[60].read_bytes()
     paths[3].unlink()
@@ -399,7 +399,7 @@ def test_only_what_is_missing_or_damaged_is_drawn(model, tmp_path, expected):
     paths[62].write_bytes(paths[61].read_bytes())
     (tmp_path / ".class 0_seed000005.png.tmp").write_text("half of an image")
     before = {path: path.stat().st_mtime_ns for path in paths if path.exists()}
-    assert drawing.to_folder(model, LABELS, 5, tmp_path) == COUNT - 4
+    assert generate.to_folder(model, LABELS, 5, tmp_path) == COUNT - 4
     assert torch.equal(pixels(model, tmp_path), expected)
     changed = {path for path in before if path.stat().st_mtime_ns != before[path]}
     assert changed == {paths[60], paths[61], paths[62]}
@@ -407,34 +407,34 @@ def test_only_what_is_missing_or_damaged_is_drawn(model, tmp_path, expected):
 
 
 def test_images_of_other_seeds_stay_and_are_used(model, tmp_path, expected):
-    drawing.to_folder(model, LABELS[40:60], 45, tmp_path)
-    assert drawing.to_folder(model, LABELS, 5, tmp_path) == 20
-    assert drawing.to_folder(model, LABELS[:10], 5, tmp_path) == 10
+    generate.to_folder(model, LABELS[40:60], 45, tmp_path)
+    assert generate.to_folder(model, LABELS, 5, tmp_path) == 20
+    assert generate.to_folder(model, LABELS[:10], 5, tmp_path) == 10
     assert torch.equal(pixels(model, tmp_path), expected)
 
 
 @pytest.mark.parametrize("other", ["model", "steps"])
 def test_images_of_the_same_name_but_of_another_model_are_replaced(model, tmp_path, expected, other):
-    drawing.to_folder(model, LABELS, 5, tmp_path)
+    generate.to_folder(model, LABELS, 5, tmp_path)
     if other == "model":
-        drawing.to_folder(make_model(seed=1), LABELS[:10], 5, tmp_path)
+        generate.to_folder(make_model(seed=1), LABELS[:10], 5, tmp_path)
     else:
-        drawing.to_folder(model, LABELS[:10], 5, tmp_path, steps=1)
+        generate.to_folder(model, LABELS[:10], 5, tmp_path, steps=1)
     assert not torch.equal(pixels(model, tmp_path), expected)
-    assert drawing.to_folder(model, LABELS, 5, tmp_path) == COUNT - 10
+    assert generate.to_folder(model, LABELS, 5, tmp_path) == COUNT - 10
     assert torch.equal(pixels(model, tmp_path), expected)
 
 
 def test_the_grid_shows_the_first(model, tmp_path, monkeypatch):
     monkeypatch.setattr(folder, "IN_GRID", 20)
-    drawing.to_folder(model, LABELS, 5, tmp_path / "many")
-    drawing.to_folder(model, LABELS[:20], 5, tmp_path / "few")
+    generate.to_folder(model, LABELS, 5, tmp_path / "many")
+    generate.to_folder(model, LABELS[:20], 5, tmp_path / "few")
     assert (tmp_path / "many" / "grid.png").read_bytes() == (tmp_path / "few" / "grid.png").read_bytes()
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 2, 0, 1], [2, 2, 0, 1, 2], [1] * 12])
 def test_the_grid_names_the_class_of_every_image(model, tmp_path, labels):
-    drawing.to_folder(model, torch.tensor(labels), 5, tmp_path)
+    generate.to_folder(model, torch.tensor(labels), 5, tmp_path)
     names = [f"class {y}" for y in labels]
     shown = torch.stack(
         [read_image(tmp_path / folder.file_name(name, 5 + i), model.shape) for i, name in enumerate(names)]
@@ -447,9 +447,9 @@ def test_the_grid_names_the_class_of_every_image(model, tmp_path, labels):
 def test_classes_with_a_slash_do_not_stand_for_others(tmp_path):
     model = make_model()
     model.class_names = ("a/b", "a_b", "c")
-    drawing.to_folder(model, torch.tensor([0]), 5, tmp_path)
+    generate.to_folder(model, torch.tensor([0]), 5, tmp_path)
     assert [path.name for path in png_files(tmp_path)] == ["a_b_seed000005.png"]
-    assert drawing.to_folder(model, torch.tensor([1]), 5, tmp_path) == 0
+    assert generate.to_folder(model, torch.tensor([1]), 5, tmp_path) == 0
     assert torch.equal(pixels(model, tmp_path), to_uint8(model.sample(1, [1], seed=5)))
 
 
@@ -459,5 +459,5 @@ def test_an_interrupted_drawing_goes_on_on_a_gpu(tmp_path, small_parts):
     labels = torch.arange(600) % 3
     expected = to_uint8(model.sample(600, labels, seed=5)).cpu()
     with pytest.raises(Stop):
-        drawing.drawn(model, labels, 5, folder=tmp_path, on_progress=stop_after(BLOCK["cuda"]))
-    assert torch.equal(drawing.drawn(model, labels, 5, folder=tmp_path), expected)
+        generate.drawn(model, labels, 5, folder=tmp_path, on_progress=stop_after(BLOCK["cuda"]))
+    assert torch.equal(generate.drawn(model, labels, 5, folder=tmp_path), expected)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from gmmc.config import ModelConfig
+from gmmc.config.sections import ModelConfig
 from gmmc.errors import InputError
 from gmmc.networks.backbones import (
     ACTIVATIONS,

@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from conftest import make_model, tiny_config, tiny_data
-from gmmc import config
-from gmmc.config import ModelConfig
-from gmmc.estimator import GMMCClassifier
+from gmmc.config import recipes
+from gmmc.config.sections import ModelConfig
+from gmmc.estimator.classifier import GMMCClassifier
 from gmmc.networks import threads
-from gmmc.runs import folder as runs
-from gmmc.runs import shipped as pretrained
+from gmmc.runs import folder, model_file
 from gmmc.train.loop import train
 
 CPU = torch.device("cpu")
@@ -59,13 +58,13 @@ def test_a_small_network_has_one_thread_and_a_large_one_torch_s(number):
 
 def test_recipes_for_a_cpu_are_small_and_the_shipped_model_is_not():
     torch.set_num_threads(4)
-    photos, digits = config.load("photos"), config.load("digits")
+    photos, digits = recipes.load("photos"), recipes.load("digits")
     assert threads.choose(photos, (3, photos.data.size, photos.data.size), CPU) == 1
     assert threads.choose(digits, (1, 8, 8), CPU) == 1
     # A number in a recipe would count as asked for, and a resumed training would not keep its own.
     assert (photos.train.threads, digits.train.threads) == (0, 0)
-    shipped = runs.load(pretrained.find("cifar10"))
-    assert threads.choose(shipped.cfg, shipped.shape, CPU) == 4
+    model = model_file.load("cifar10")
+    assert threads.choose(model.cfg, model.shape, CPU) == 4
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -108,7 +107,7 @@ def test_a_resumed_training_keeps_its_number_unless_another_is_asked_for(
     train(tiny_config(train={"threads": asked}), tmp_path, data)
     err = capsys.readouterr().err
     assert ("instead of 2" in err) == (number != 2)
-    state, _ = runs.RunFolder(tmp_path).load_state()
+    state, _ = folder.RunFolder(tmp_path).load_state()
     assert state is not None
     assert state.info["threads"] == number
 
@@ -128,7 +127,7 @@ def test_the_estimator_computes_with_one_and_gives_the_number_back(monkeypatch):
 
 def test_loading_in_python_changes_nothing(tmp_path):
     model = make_model(train={"threads": 3})
-    runs.save_model(tmp_path / "model.safetensors", model)
+    model_file.save_model(tmp_path / "model.safetensors", model)
     torch.set_num_threads(2)
-    runs.load(tmp_path)
+    model_file.load(tmp_path)
     assert torch.get_num_threads() == 2

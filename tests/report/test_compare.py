@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from gmmc import config
-from gmmc.cli import app as cli
+from gmmc.cli import app
+from gmmc.config import recipes
 from gmmc.errors import InputError
 from gmmc.report.compare.comparison import compare, show
 from gmmc.report.compare.picture import spread
-from gmmc.runs import shipped as pretrained
+from gmmc.runs import shipped
 from processes import python
 from report_runs import being_trained, entry, make_run, page_of
 
@@ -58,7 +58,7 @@ def search_run(folder: Path, results=None, metrics=None, *, finished=True, **sec
     make_run(folder, results, lines() if metrics is None else metrics, finished=finished)
     base = {"data": {"name": "cifar10"}, "generative": {"epochs": 30}, "train": {"start": "runs/dis"}}
     tree = {name: {**base.get(name, {}), **sections.get(name, {})} for name in base.keys() | sections.keys()}
-    (folder / "config.toml").write_text(config.to_toml(config.from_dict(tree)))
+    (folder / "config.toml").write_text(recipes.to_toml(recipes.from_dict(tree)))
     return folder
 
 
@@ -346,7 +346,7 @@ def test_the_command_as_a_shell_expands_it(base, tmp_path, capsys):
     for _ in range(2):
         folders = sorted(path for path in tmp_path.iterdir() if path.is_dir())
         with pytest.raises(SystemExit) as stop:
-            cli.main(["compare", str(base), *map(str, folders), "--out", str(out)])
+            app.main(["compare", str(base), *map(str, folders), "--out", str(out)])
         assert not stop.value.code
         told = capsys.readouterr().out.splitlines()
         assert [line.split()[0] for line in told[:3]] == ["run", "base", "a-first"]
@@ -405,7 +405,7 @@ def test_bad_input_is_refused_in_one_line(base, tmp_path):
             [base, empty],
             out,
             f"RUN must be a run folder, with a config.toml in it, got '{empty}', which has none"
-            f"{pretrained.listed('; models that ship with gmmc')}",
+            f"{shipped.listed('; models that ship with gmmc')}",
         ),
         ([base, results], out, f"RUN must be a run folder, with a config.toml in it, got '{results}'"),
         (

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gmmc.report import write_report
 from gmmc.report.headline import GROUPS
+from gmmc.report.page import write_report
 from processes import finished, python
 from report_runs import (
     Page,
@@ -58,7 +58,7 @@ def page(runs, tmp_path_factory) -> Page:
 
 
 def test_the_report_needs_no_torch(runs):
-    code = "import sys; from gmmc.report import write_report; print(write_report([sys.argv[1]]))"
+    code = "import sys; from gmmc.report.page import write_report; print(write_report([sys.argv[1]]))"
     code += "; assert not {'torch', 'matplotlib.pyplot'} & sys.modules.keys()"
     assert python(code, runs[0]).stdout.strip() == str(runs[0] / "report.html")
 

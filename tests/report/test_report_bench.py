@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gmmc.errors import InputError
-from gmmc.report import write_report
+from gmmc.report.page import write_report
 from report_runs import entry, full_results, make_run, page_of, table_rows
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gmmc.errors import InputError
-from gmmc.report import write_report
 from gmmc.report.card import HEADINGS, NO_ROBUSTNESS, PICTURE_BYTES
+from gmmc.report.page import write_report
 from report_runs import (
     Page,
     accuracy_entry,

@@ -5,8 +5,9 @@ import re
 import pytest
 
 from gmmc.errors import InputError
-from gmmc.report import figures, write_report
+from gmmc.report import figures
 from gmmc.report.numbers import shown, shown_interval
+from gmmc.report.page import write_report
 from report_runs import accuracy_entry, entry, generation_entry, make_run, page_of, save_picture, table_rows
 
 PICTURES = ["generation/fresh.png", "generation/nearest.png", "generation/buffer.png"]

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gmmc import report
 from gmmc.errors import InputError
-from gmmc.report import figures, pictures, write_report
+from gmmc.report import figures
+from gmmc.report import page as report
 from gmmc.report.compare.comparison import compare
 from gmmc.report.conditions import described, flat
 from gmmc.report.numbers import duration, plain, printed, shown, shown_interval
+from gmmc.report.page import pictures, write_report
 from gmmc.report.reading import read_runs
 from report_runs import (
     accuracy_entry,

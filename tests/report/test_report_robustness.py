@@ -5,8 +5,8 @@ import re
 import pytest
 
 from gmmc.errors import InputError
-from gmmc.report import write_report
 from gmmc.report.attacks import by_family
+from gmmc.report.page import write_report
 from report_runs import (
     ATTACKS,
     accuracy_entry,

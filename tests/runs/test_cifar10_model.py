@@ -9,15 +9,15 @@ import torch
 from PIL import Image
 
 import gmmc
-from gmmc import config
 from gmmc.base.tensorfile import unpack
 from gmmc.cli.app import main
+from gmmc.config import recipes
 from gmmc.generate import fingerprint
 from gmmc.pictures import GAP
-from gmmc.runs import shipped as pretrained
+from gmmc.runs import shipped
 
 ROOT = Path(__file__).parents[2]
-FOLDER = pretrained.SHIPPED / "cifar10"
+FOLDER = shipped.SHIPPED / "cifar10"
 
 # E(x′, y′)·γ² of seeds 0 to 9, a class each, after two steps; in float32 within 1% of this.
 ENERGIES = [231.45, 292.28, 82.39, 102.05, 84.07, 53.98, 108.65, 232.97, 160.91, 213.39]
@@ -49,9 +49,9 @@ def test_it_is_small_and_in_bf16():
 
 def test_it_is_the_recipe_s(model):
     """But for [evaluate]: sets to measure on may be added later."""
-    recipe = config.load(ROOT / "recipes" / "cifar10-joint.toml")
-    for cfg in (model.cfg, config.from_dict(config.read_toml(FOLDER / "config.toml"))):
-        assert not [line for line in config.differences(cfg, recipe) if not line.startswith("evaluate.")]
+    recipe = recipes.load(ROOT / "recipes" / "cifar10-joint.toml")
+    for cfg in (model.cfg, recipes.from_dict(recipes.read_toml(FOLDER / "config.toml"))):
+        assert not [line for line in recipes.differences(cfg, recipe) if not line.startswith("evaluate.")]
 
 
 def test_it_carries_what_was_measured_with_it(model, results):
@@ -107,7 +107,7 @@ def test_its_drawn_images_were_drawn_by_these_weights(model, monkeypatch):
     """The stamp names weights, sampler and steps; drawing one again takes minutes."""
     monkeypatch.setattr(type(model), "sampling_precision", "fp32")  # on the CPU that drew them
     made_by = fingerprint(model)
-    for i, path in enumerate(pretrained.drawn_images("cifar10")):
+    for i, path in enumerate(shipped.drawn_images("cifar10")):
         with Image.open(path) as picture:
             assert json.loads(picture.info["gmmc"]) == {"made_by": made_by, "label": i, "seed": i}
 
@@ -116,7 +116,7 @@ def test_its_drawn_images_are_those_that_were_measured():
     """The same labels and seeds, drawn there on a GPU in bf16."""
     with Image.open(FOLDER / "generation" / "fresh.png") as picture:
         measured = np.array(picture)
-    for i, path in enumerate(pretrained.drawn_images("cifar10")):
+    for i, path in enumerate(shipped.drawn_images("cifar10")):
         left = GAP + i * (32 + GAP)
         tile = measured[GAP : GAP + 32, left : left + 32]
         with Image.open(path) as picture:

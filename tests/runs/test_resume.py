@@ -11,8 +11,8 @@ import torch
 
 import gmmc.train.loop
 from conftest import make_learner, tiny_config, tiny_data
-from gmmc import config
-from gmmc.runs import folder as runs
+from gmmc.config import recipes
+from gmmc.runs import folder
 from gmmc.train.learner import Learner
 from gmmc.train.loop import train
 from processes import finished
@@ -59,7 +59,7 @@ def test_a_crash_in_any_update(tmp_path, monkeypatch, uninterrupted, update, eve
             train(cfg, tmp_path / "run", tiny_data())
     train(cfg, tmp_path / "run", tiny_data())
     assert weights(tmp_path / "run") == uninterrupted
-    steps = [line["step"] for line in runs.RunFolder(tmp_path / "run").metrics()]
+    steps = [line["step"] for line in folder.RunFolder(tmp_path / "run").metrics()]
     assert steps == [3, 4, 6, 8, 9, 12]
 
 
@@ -107,7 +107,7 @@ DIVERGING = {
 
 
 def metrics(out):
-    lines = runs.RunFolder(out).metrics()
+    lines = folder.RunFolder(out).metrics()
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
@@ -200,14 +200,14 @@ LONGER = [
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory):
     path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
-    path.write_text(config.to_toml(tiny_config(train={"batch_size": 128}, buffer={"size": 200})))
+    path.write_text(recipes.to_toml(tiny_config(train={"batch_size": 128}, buffer={"size": 200})))
     return path
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, recipe):
     out = tmp_path_factory.mktemp("whole") / "run"
-    train(config.load(str(recipe), LONGER), out, silent=True)
+    train(recipes.load(str(recipe), LONGER), out, silent=True)
     return weights(out)
 
 
@@ -217,6 +217,6 @@ def test_interrupting_saves_says_so_and_resumes(tmp_path, recipe, whole, number,
     command = [sys.executable, SIGNALLED, "train", recipe, *LONGER, "--out", tmp_path / "run"]
     done = finished(command, status=130, env={"UPDATE": "15", "SIGNAL": str(int(number))})
     assert "stopped at update 15 of 50; run the same command to go on" in done.stderr.splitlines()[-1]
-    train(config.load(str(recipe), LONGER), tmp_path / "run")
+    train(recipes.load(str(recipe), LONGER), tmp_path / "run")
     assert "at update 15 of 50" in capsys.readouterr().err
     assert weights(tmp_path / "run") == whole

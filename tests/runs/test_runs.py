@@ -10,9 +10,9 @@ from conftest import make_model, tiny_config
 from gmmc.base.atomic import write_atomic
 from gmmc.base.tensorfile import Damaged, pack, unpack
 from gmmc.errors import InputError
-from gmmc.runs import folder as runs
-from gmmc.runs import results as records
-from gmmc.runs.folder import RunFolder, State
+from gmmc.runs import layout, model_file
+from gmmc.runs.folder import RunFolder
+from gmmc.runs.resume import State
 
 
 def packed(tmp_path, name="file.safetensors"):
@@ -367,23 +367,23 @@ class TestFolder:
 
 def test_a_folder_knows_whether_it_is_being_trained_in(tmp_path):
     run = tmp_path / "run"
-    assert not records.is_training(run)
+    assert not layout.is_training(run)
     with RunFolder(run).opened_for(tiny_config()):
-        assert records.is_training(run)
+        assert layout.is_training(run)
         with pytest.raises(InputError, match="is still being trained"):
-            runs.load(run)
-    assert not records.is_training(run)
+            model_file.load(run)
+    assert not layout.is_training(run)
     with pytest.raises(InputError, match="run the same `gmmc train` command again"):
-        runs.load(run)
+        model_file.load(run)
 
 
 class TestLoad:
     def test_a_model_survives_the_disk(self, tmp_path):
         model = make_model()
         model.head.gamma2.fill_(0.5)
-        runs.save_model(tmp_path / "model.safetensors", model)
+        model_file.save_model(tmp_path / "model.safetensors", model)
         for source in (tmp_path, tmp_path / "model.safetensors", str(tmp_path)):
-            again = runs.load(source)
+            again = model_file.load(source)
             assert again.class_names == model.class_names
             assert again.cfg == model.cfg
             assert all(torch.equal(again.state_dict()[k], v) for k, v in model.state_dict().items())
@@ -391,32 +391,32 @@ class TestLoad:
 
     def test_what_is_no_model_is_named(self, tmp_path):
         with pytest.raises(InputError, match=r"no run folder or model file .*nowhere"):
-            runs.load(tmp_path / "nowhere")
+            model_file.load(tmp_path / "nowhere")
         with pytest.raises(InputError, match="is not a run folder"):
-            runs.load(tmp_path)
+            model_file.load(tmp_path)
         (tmp_path / "config.toml").touch()
         with pytest.raises(InputError, match="holds no finished model"):
-            runs.load(tmp_path)
+            model_file.load(tmp_path)
         (tmp_path / "model.safetensors").write_bytes(b"1234")
         with pytest.raises(InputError, match=r"model.safetensors is not a whole gmmc file"):
-            runs.load(tmp_path)
+            model_file.load(tmp_path)
 
     def test_a_model_of_another_version_is_refused_in_one_line(self, tmp_path):
         content, _ = pack({"w": torch.ones(1)}, {"gmmc": "9.9"})
         (tmp_path / "m.safetensors").write_bytes(content)
         with pytest.raises(InputError, match="is not a model of this version of gmmc"):
-            runs.load(tmp_path / "m.safetensors")
+            model_file.load(tmp_path / "m.safetensors")
         model = make_model()
-        runs.save_model(tmp_path / "n.safetensors", model)
+        model_file.save_model(tmp_path / "n.safetensors", model)
         tensors, info, _ = unpack(tmp_path / "n.safetensors")
         tensors.pop("head.gamma2")
         (tmp_path / "n.safetensors").write_bytes(pack(tensors, info)[0])
         with pytest.raises(InputError, match=r"gamma2") as caught:
-            runs.load(tmp_path / "n.safetensors")
+            model_file.load(tmp_path / "n.safetensors")
         assert "\n" not in str(caught.value)
 
     def test_the_header_is_plain_json(self, tmp_path):
-        runs.save_model(tmp_path / "m.safetensors", make_model())
+        model_file.save_model(tmp_path / "m.safetensors", make_model())
         raw = (tmp_path / "m.safetensors").read_bytes()
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         assert json.loads(json.loads(header["__metadata__"]["gmmc"])["info"])["class_names"] == [

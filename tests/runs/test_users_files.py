@@ -18,21 +18,22 @@ from PIL.PngImagePlugin import PngInfo
 
 import gmmc
 from conftest import dead_process, tiny_config, tiny_data
-from gmmc import bench, evaluations, pictures
-from gmmc import generate as drawing
-from gmmc.base import atomic
-from gmmc.base import open_image as opening
+from gmmc import generate, pictures
+from gmmc.base import atomic, open_image
 from gmmc.base.outputs import PAGE_MARK, PNG_MARK, check_replaceable, check_writable, has_mark
-from gmmc.cli import app as cli
-from gmmc.cli import commands
+from gmmc.bench import record
+from gmmc.bench import run as bench
+from gmmc.cli import app
 from gmmc.errors import InputError
-from gmmc.evaluations import Result
+from gmmc.evaluations import recalibrate, registry
+from gmmc.evaluations import run as evaluations_run
+from gmmc.evaluations.result import Result
 from gmmc.export import onnx as export
-from gmmc.report import write_report
+from gmmc.generate import examples
 from gmmc.report.compare import comparison
-from gmmc.runs import folder as runs
-from gmmc.runs import results as records
-from gmmc.runs.folder import RunFolder
+from gmmc.report.page import write_report
+from gmmc.runs import model_file, results
+from gmmc.runs.folder import RECALIBRATED, RunFolder
 from processes import DEADLINE, python, started
 
 LABELS = torch.tensor([0, 1])
@@ -41,7 +42,7 @@ LABELS = torch.tensor([0, 1])
 def refused(capsys, *arguments) -> str:
     """The one line with which a command ends at status 2."""
     with pytest.raises(SystemExit) as stop:
-        cli.main([str(argument) for argument in arguments])
+        app.main([str(argument) for argument in arguments])
     error = capsys.readouterr().err
     assert stop.value.code == 2, error
     assert "Traceback" not in error
@@ -81,7 +82,7 @@ def test_drawing_refuses_to_replace_what_is_not_ours(model, tmp_path, monkeypatc
     before = path.read_bytes() if kind in ("picture", "text") else None
     monkeypatch.setattr(model, "_mover", no_work)
     with pytest.raises(InputError, match=rf"--out .*{name}"):
-        drawing.to_folder(model, LABELS, 5, tmp_path)
+        generate.to_folder(model, LABELS, 5, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == [name]
     assert before is None or path.read_bytes() == before
     assert path.is_symlink() == (kind == "dangling link")
@@ -104,16 +105,16 @@ def test_a_file_of_samples_replaces_nothing(model, tmp_path, monkeypatch, suffix
     before = sorted(tmp_path.iterdir())
     monkeypatch.setattr(model, "_mover", no_work)
     with pytest.raises(InputError, match=rf"--out .*{path.name}"):
-        drawing.to_file(model, LABELS, 5, path)
+        generate.to_file(model, LABELS, 5, path)
     assert sorted(tmp_path.iterdir()) == before
     assert path.is_symlink() == ("link" in kind)
 
 
-@pytest.mark.parametrize("holds", [drawing.files._in_npz, drawing.files._in_parquet])
+@pytest.mark.parametrize("holds", [generate.files._in_npz, generate.files._in_parquet])
 def test_files_of_samples_are_read_only_where_they_are_regular(tmp_path, holds):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"):
-        holds(tmp_path / "pipe", drawing.files.Series("", [], []))
+        holds(tmp_path / "pipe", generate.files.Series("", [], []))
 
 
 def test_the_sample_command_refuses_in_one_line(run, tmp_path, monkeypatch, capsys):
@@ -125,7 +126,7 @@ def test_the_sample_command_refuses_in_one_line(run, tmp_path, monkeypatch, caps
 
 def test_drawing_replaces_its_own(model, tmp_path):
     """Also grids of an older gmmc, which had no stamp, and empty images, which a power cut may leave."""
-    drawing.to_folder(model, LABELS, 5, tmp_path)
+    generate.to_folder(model, LABELS, 5, tmp_path)
     grid = tmp_path / "grid.png"
     whole = grid.read_bytes()
     assert has_mark(grid, PNG_MARK)
@@ -133,7 +134,7 @@ def test_drawing_replaces_its_own(model, tmp_path):
     older = pictures.png(pictures.grid(torch.rand(2, 1, 8, 8), 2))
     for content in (whole, older):
         grid.write_bytes(content)
-        drawing.to_folder(model, LABELS, 5, tmp_path)
+        generate.to_folder(model, LABELS, 5, tmp_path)
         assert grid.read_bytes() == whole
 
 
@@ -142,14 +143,14 @@ def test_a_picture_without_the_frame_of_a_grid_is_not_taken_for_one(model, tmp_p
     edge.putpixel((59, 1), (1, 2, 3))
     edge.save(tmp_path / "grid.png")
     with pytest.raises(InputError, match=r"grid\.png"):
-        drawing.to_folder(model, LABELS, 5, tmp_path)
+        generate.to_folder(model, LABELS, 5, tmp_path)
 
 
 def test_only_a_png_is_taken_for_a_grid(model, tmp_path):
     older = pictures.grid(torch.rand(2, 1, 8, 8), 2)
     older.save(tmp_path / "grid.png", format="BMP")
     with pytest.raises(InputError, match=r"grid\.png"):
-        drawing.to_folder(model, LABELS, 5, tmp_path)
+        generate.to_folder(model, LABELS, 5, tmp_path)
 
 
 @pytest.mark.parametrize("error", [IndexError, struct.error, zlib.error, MemoryError])
@@ -161,14 +162,14 @@ def test_a_damaged_grid_is_refused_whatever_pillow_raises(model, tmp_path, monke
 
     monkeypatch.setattr(Image.Image, "crop", damaged)
     with pytest.raises(InputError, match=r"grid\.png"):
-        drawing.to_folder(model, LABELS, 5, tmp_path)
+        generate.to_folder(model, LABELS, 5, tmp_path)
 
 
 def test_pictures_of_others_are_opened_under_rules_entered_once(model, tmp_path, monkeypatch):
     """Else a large picture is a warning on the screen, or the filters of the process change with each."""
-    drawing.to_folder(model, LABELS, 5, tmp_path)
+    generate.to_folder(model, LABELS, 5, tmp_path)
     (tmp_path / "grid.png").write_bytes(pictures.png(pictures.grid(torch.rand(2, 1, 8, 8), 2)))
-    within, events = opening.pillow_rules, []
+    within, events = open_image.pillow_rules, []
 
     @contextlib.contextmanager
     def rules():
@@ -177,10 +178,10 @@ def test_pictures_of_others_are_opened_under_rules_entered_once(model, tmp_path,
             yield
         events.append("end")
 
-    read = opening.open_regular
-    monkeypatch.setattr(drawing.folder, "pillow_rules", rules)
-    monkeypatch.setattr(opening, "open_regular", lambda *given: (events.append("open"), read(*given))[1])
-    drawing.to_folder(model, LABELS, 5, tmp_path)
+    read = open_image.open_regular
+    monkeypatch.setattr(generate.folder, "pillow_rules", rules)
+    monkeypatch.setattr(open_image, "open_regular", lambda *given: (events.append("open"), read(*given))[1])
+    generate.to_folder(model, LABELS, 5, tmp_path)
     assert events[: 2 + 3] == ["begin", *["open"] * 3, "end"]
     assert events.count("begin") == 1
 
@@ -193,7 +194,7 @@ def test_a_report_replaces_reports_only(run, tmp_path, monkeypatch, capsys, name
     path = tmp_path / name
     path.write_text("<!doctype html><title>mine</title>")
     with monkeypatch.context() as patched:
-        patched.setattr("gmmc.report.render", no_work)
+        patched.setattr("gmmc.report.page.render", no_work)
         assert name in refused(capsys, "report", run, "--out", path)
     assert path.read_text() == "<!doctype html><title>mine</title>"
     path.unlink()
@@ -235,7 +236,8 @@ def test_results_of_something_else_are_refused_before_the_work(
         arguments = ["--out", folder] if command == "bench" else [run, "--out", folder]
     file = folder / "results.json"
     file.write_text(content)
-    monkeypatch.setattr(commands, "load_model", no_work)
+    for place in (evaluations_run, recalibrate):
+        monkeypatch.setattr(place, "load_model", no_work)
     monkeypatch.setattr(bench, "run_bench", no_work)
     monkeypatch.setattr(comparison, "rows_of", no_work)
     assert "results.json" in refused(capsys, command, *arguments)
@@ -249,7 +251,7 @@ def test_a_deeply_nested_results_file_is_one_line(run, tmp_path, capsys):
 
 def test_results_in_python_are_refused_before_the_work(model, tmp_path, monkeypatch):
     (tmp_path / "results.json").write_text('{"my": "results"}')
-    monkeypatch.setattr(evaluations, "one_by_one", no_work)
+    monkeypatch.setattr(registry, "one_by_one", no_work)
     with pytest.raises(InputError, match=r"results\.json"):
         gmmc.evaluate(model, tiny_data(), out=tmp_path)
 
@@ -259,7 +261,7 @@ def test_a_comparison_replaces_its_own_picture_only(run, tmp_path, monkeypatch, 
     picture = tmp_path / "comparison.png"
     before = save_png(picture, **({"gmmc": "0.1.0"} if state == "marked" else {}))
     if state == "listed":  # as an older gmmc left it
-        records.write_results(tmp_path, {"comparison": {"values": {}, "files": ["comparison.png"]}})
+        results.write_results(tmp_path, {"comparison": {"values": {}, "files": ["comparison.png"]}})
     monkeypatch.setattr(comparison.picture, "draw", lambda rows: b"new")
     if state == "theirs":
         with pytest.raises(InputError, match=r"comparison\.png"):
@@ -299,7 +301,9 @@ def test_an_export_makes_no_file_outside_its_folder(model, tmp_path, monkeypatch
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     made = []
-    monkeypatch.setattr(runs, "load", lambda path, load=runs.load: made.append(Path(path)) or load(path))
+    monkeypatch.setattr(
+        model_file, "load", lambda path, load=model_file.load: made.append(Path(path)) or load(path)
+    )
     gmmc.save_pretrained(model, tmp_path / "model")
     assert [path.parent for path in made] == [tmp_path / "model"]
     assert not list((tmp_path / "temporary").iterdir())
@@ -326,9 +330,9 @@ def test_what_a_killed_export_left_is_cleaned_up(model, tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from gmmc.runs import results as records
+from gmmc.runs.results import write_results
 for i in range(60):
-    records.write_results(Path(sys.argv[1]), {f"{sys.argv[2]}-{i}": {"values": {"i": i}}})
+    write_results(Path(sys.argv[1]), {f"{sys.argv[2]}-{i}": {"values": {"i": i}}})
 assert "torch" not in sys.modules
 """
 
@@ -339,33 +343,33 @@ def test_results_of_several_writers_are_all_kept(tmp_path, monkeypatch):
         writers = [stack.enter_context(started(command)) for command in commands]
         assert [writer.wait(DEADLINE) for writer in writers] == [0] * 4
     expected = {f"{name}-{i}": {"values": {"i": i}} for name in "abcd" for i in range(60)}
-    assert records.read_results(tmp_path) == expected
+    assert results.read_results(tmp_path) == expected
 
 
 def test_results_are_kept_where_there_are_no_locks(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(records.fcntl, "flock", no_locks)
-    records.write_results(tmp_path, {"a": {"values": {}}})
-    assert records.read_results(tmp_path).keys() == {"a"}
+    monkeypatch.setattr(results.fcntl, "flock", no_locks)
+    results.write_results(tmp_path, {"a": {"values": {}}})
+    assert results.read_results(tmp_path).keys() == {"a"}
 
 
 def test_what_others_write_during_a_bench_or_a_calibration_stays(run, tmp_path, monkeypatch):
     """Both look at results.json at the moment they write, not before their work."""
 
     def measured(*_):
-        records.write_results(tmp_path, {"bench": {"values": {"complete": 1}}, "other": {"values": {}}})
+        results.write_results(tmp_path, {"bench": {"values": {"complete": 1}}, "other": {"values": {}}})
         yield Result({"a": 1.0}, {}, flags=["incomplete: 1 of 2 parts were not reached"])
 
     monkeypatch.setattr(bench, "run_bench", measured)
-    commands.run_bench("cpu", tmp_path, "cpu")
-    assert records.read_results(tmp_path)["bench"]["values"] == {"complete": 1}
+    record.run_bench("cpu", tmp_path, "cpu")
+    assert results.read_results(tmp_path)["bench"]["values"] == {"complete": 1}
     folder = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("results.json"))
-    records.write_results(folder, {"ood": {"values": {}}, "other": {"values": {}}})
-    RunFolder(folder).replace_model(runs.load(folder))
-    found = records.read_results(folder)
-    assert found == {"ood": {"values": {}, "flags": [runs.RECALIBRATED]}, "other": {"values": {}}}
+    results.write_results(folder, {"ood": {"values": {}}, "other": {"values": {}}})
+    RunFolder(folder).replace_model(model_file.load(folder))
+    found = results.read_results(folder)
+    assert found == {"ood": {"values": {}, "flags": [RECALIBRATED]}, "other": {"values": {}}}
 
 
 # --- places that cannot be written to -------------------------------------------------------------
@@ -384,14 +388,15 @@ def read_only(monkeypatch):
 def test_a_place_that_cannot_be_written_to_is_refused_before_the_work(
     run, tmp_path, monkeypatch, capsys, read_only
 ):
-    monkeypatch.setattr(commands, "load_data", no_work)
-    monkeypatch.setattr(drawing, "to_folder", no_work)
-    monkeypatch.setattr(drawing, "to_file", no_work)
+    for place in (evaluations_run, recalibrate, examples):
+        monkeypatch.setattr(place, "load_data", no_work)
+    monkeypatch.setattr(generate, "to_folder", no_work)
+    monkeypatch.setattr(generate, "to_file", no_work)
     monkeypatch.setattr(bench, "run_bench", no_work)
     monkeypatch.setattr(comparison, "rows_of", no_work)
     monkeypatch.setattr(export, "_traced", no_work)
-    monkeypatch.setattr(runs, "save_model", no_work)
-    monkeypatch.setattr("gmmc.report.render", no_work)
+    monkeypatch.setattr("gmmc.runs.folder.save_model", no_work)
+    monkeypatch.setattr("gmmc.report.page.render", no_work)
     out = tmp_path / "out"
     for arguments in (
         ["evaluate", run],
@@ -422,7 +427,7 @@ def test_pictures_stay_in_the_run_folder(tmp_path, link):
     (out / "samples").symlink_to(out / link if "/" in link else tmp_path / link)
     picture = Image.new("RGB", (8, 8))
     result = Result({}, {}, pictures={"first.png": picture, "samples/grid.png": picture})
-    kept = evaluations.keep(result, "samples", RunFolder(out))
+    kept = registry.keep(result, "samples", RunFolder(out))
     assert list(kept.pictures) == ["first.png"]
     assert [flag for flag in kept.flags if "samples/grid.png" in flag]
     visible = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
@@ -436,7 +441,7 @@ def test_links_inside_and_to_a_run_folder_are_followed(tmp_path):
     (tmp_path / "disk" / "samples").symlink_to("large")
     (tmp_path / "run").symlink_to("disk")
     result = Result({}, {}, pictures={"samples/grid.png": Image.new("RGB", (8, 8))})
-    evaluations.keep(result, "samples", RunFolder(tmp_path / "run"))
+    registry.keep(result, "samples", RunFolder(tmp_path / "run"))
     assert (tmp_path / "disk" / "large" / "grid.png").is_file()
 
 
@@ -462,7 +467,7 @@ def test_a_full_disk_names_the_file(tmp_path, full_disk):
 def test_a_command_names_the_file_that_did_not_fit(run, tmp_path, full_disk, capsys):
     path = tmp_path / "report.html"
     with pytest.raises(SystemExit) as stop:
-        cli.main(["report", str(run), "--out", str(path)])
+        app.main(["report", str(run), "--out", str(path)])
     assert stop.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"gmmc: {path}: No space left on device"
     assert not path.exists()

@@ -16,11 +16,11 @@ from conftest import make_learner, make_model, tiny_config, tiny_data
 from gmmc.core import unit_energy
 from gmmc.errors import InputError
 from gmmc.networks.backbones import batch_norms
-from gmmc.runs import folder as runs
+from gmmc.runs.folder import RunFolder
 from gmmc.sampling import engine
 from gmmc.sampling.engine import PLAIN, Captured, Engine, FastMover
 from gmmc.sampling.samplers import SAMPLERS, BatchNoise, PlainMover, descend
-from gmmc.train import updater as updating
+from gmmc.train import updater
 from processes import finished
 
 GPU = torch.cuda.is_available()
@@ -254,7 +254,7 @@ def test_a_mover_is_gone_when_nobody_holds_it():
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_a_fused_optimiser_goes_on_from_a_state_of_the_disk(tmp_path, monkeypatch, device, optimizer):
     """It takes the order of its slots in memory for granted, and files know no order."""
-    monkeypatch.setattr(updating, "FUSED_ON", {"cpu", "cuda"})
+    monkeypatch.setattr(updater, "FUSED_ON", {"cpu", "cuda"})
     data = tiny_data(channels=3)
     phase = {"optimizer": optimizer, "lr": 1e-2, "epochs": 2}
     train = {"device": device, "precision": "fp32", "engine": "plain"}
@@ -262,7 +262,7 @@ def test_a_fused_optimiser_goes_on_from_a_state_of_the_disk(tmp_path, monkeypatc
     whole = make_learner(cfg, data)
     for _ in range(3):
         whole.update()
-    folder = runs.RunFolder(tmp_path)
+    folder = RunFolder(tmp_path)
     state = whole.state()
     state.info.update(trouble_at=-1, failed=0)
     folder.save_state(state, 0, lambda: None)

@@ -7,7 +7,7 @@ from torchebm.core import BaseModel
 from torchebm.samplers import LangevinDynamics
 
 from conftest import make_model
-from gmmc.config import SamplerConfig
+from gmmc.config.sections import SamplerConfig
 from gmmc.core import unit_energy
 from gmmc.errors import InputError
 from gmmc.sampling.samplers import (

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from conftest import tiny_config, tiny_data
-from gmmc.cli import app as cli
+from gmmc.cli import app
 from gmmc.errors import InputError
-from gmmc.evaluations.buffer_images import evenly, read_buffer
+from gmmc.evaluations.buffer_images import read_buffer
 from gmmc.fid import features
+from gmmc.fid.chain_images import evenly
 from gmmc.fid.similarity import Gaussian, frechet
-from gmmc.runs import folder as runs
+from gmmc.runs.folder import RunFolder
 from gmmc.train.loop import train
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -26,7 +27,7 @@ def watched(every: int, **sections):
 
 def fids(folder) -> dict[int, float]:
     """By generative epoch; there is one discriminative."""
-    lines = runs.RunFolder(folder).metrics()
+    lines = RunFolder(folder).metrics()
     return {line["epoch"] - 1: line["buffer_fid"] for line in lines if "buffer_fid" in line}
 
 
@@ -40,7 +41,7 @@ def test_it_is_the_distance_of_the_buffer_to_the_training_images(tmp_path, data)
     model = train(watched(3), tmp_path / "run", data)
     network = features.find("small", data, torch.device("cpu"))
     real = torch.cat([network.features(data.train.images), network.features(data.valid.images)])
-    buffer = read_buffer(runs.RunFolder(tmp_path / "run"), model).images[::2]  # 20 of 40
+    buffer = read_buffer(RunFolder(tmp_path / "run"), model).images[::2]  # 20 of 40
     wanted = frechet(Gaussian.of(real), Gaussian.of(network.features(buffer)))
     assert fids(tmp_path / "run")[3] == pytest.approx(wanted, rel=1e-5)
 
@@ -70,7 +71,7 @@ def test_its_time_is_not_training_time(tmp_path, data, monkeypatch):
 
     monkeypatch.setattr(Watch, "fid", fid)
     train(watched(1), tmp_path / "run", data)
-    assert runs.RunFolder(tmp_path / "run").metrics()[-1]["seconds"] == 0
+    assert RunFolder(tmp_path / "run").metrics()[-1]["seconds"] == 0
     assert clock[0] == 3 * 3600
 
 
@@ -87,7 +88,7 @@ def test_a_missing_network_is_told_before_the_training(tmp_path):
 
 def test_a_network_that_would_see_nothing_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        cli.main(["train", "digits", "--features", "nothing.pt", "--out", str(tmp_path / "run")])
+        app.main(["train", "digits", "--features", "nothing.pt", "--out", str(tmp_path / "run")])
     assert "train.fid_every" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import make_learner, tiny_config, tiny_data
-from gmmc import config
 from gmmc.base import leader as ranks
 from gmmc.base.leader import PARENT, RANKS, is_leader
-from gmmc.cli import app as cli
-from gmmc.runs import folder as runs
+from gmmc.cli import app
+from gmmc.config import recipes
+from gmmc.runs import folder, model_file
 from gmmc.train.distributed import build_fabric, world_size
 from gmmc.train.objectives import Loss
 from processes import DEADLINE, alive_in, children_of, finished, gmmc_command, python, started, wait_until
@@ -30,7 +30,7 @@ SIGNALLED = Path(__file__).parents[1] / "signalled.py"
 def recipe(tmp_path_factory):
     path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
     sections = {"train": {"batch_size": 128, "log_every": 4}, "buffer": {"size": 200, "reinit": 0.0}}
-    path.write_text(config.to_toml(tiny_config(**sections)))
+    path.write_text(recipes.to_toml(tiny_config(**sections)))
     return path
 
 
@@ -55,7 +55,7 @@ def test_they_speak_with_one_voice(two):
     assert all("training images in batches of" in line or "chance" in line for line in others[1:])
     steps = [line["step"] for line in lines(out)]
     assert steps == sorted(set(steps))
-    assert runs.load(out).trained["processes"] == 2
+    assert model_file.load(out).trained["processes"] == 2
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ LEAVE = """
 import atexit
 from pathlib import Path
 import torch.distributed
-from gmmc.config import TrainConfig
+from gmmc.config.sections import TrainConfig
 from gmmc.train.distributed import build_fabric
 from gmmc.train.loop import launch
 def record(moment):
@@ -203,7 +203,7 @@ def test_resuming_with_as_many_and_with_other_numbers_of_processes(tmp_path, rec
     steps = [line["step"] for line in lines(tmp_path / "run")]
     assert steps == sorted(set(steps))
     assert steps[-1] == 40
-    state, _ = runs.RunFolder(tmp_path / "run").load_state(0, 1)
+    state, _ = folder.RunFolder(tmp_path / "run").load_state(0, 1)
     assert len(state.shard["buffer.images"]) == 200
     if before == after:
         finished(gmmc_command(*arguments(before, tmp_path / "whole")))
@@ -224,9 +224,9 @@ def test_they_roll_back_and_give_up_together(tmp_path, recipe):
     assert sum("diverged" in line for line in told) == 1
     events = [line["event"] for line in lines(tmp_path / "run") if "event" in line]
     assert events == ["rollback", "rollback", "diverged"]
-    model = runs.load(tmp_path / "run" / "last-good.safetensors")
+    model = model_file.load(tmp_path / "run" / "last-good.safetensors")
     for rank in (0, 1):
-        state, complaints = runs.RunFolder(tmp_path / "run").load_state(rank, 2)
+        state, complaints = folder.RunFolder(tmp_path / "run").load_state(rank, 2)
         assert not complaints
         assert state.step == model.trained["updates"]
         assert state.info["rollbacks"] == 2
@@ -235,7 +235,7 @@ def test_they_roll_back_and_give_up_together(tmp_path, recipe):
 def refused(*arguments, capsys):
     """The line with which gmmc, in this process, refuses a training."""
     with pytest.raises(SystemExit) as stop:
-        cli.main(["train", *map(str, arguments)])
+        app.main(["train", *map(str, arguments)])
     assert stop.value.code == 2
     return capsys.readouterr().err
 

@@ -11,10 +11,10 @@ from conftest import make_learner, tiny_config, tiny_data
 from gmmc.base.progress import Progress
 from gmmc.errors import Diverged, InputError, Interrupted
 from gmmc.pixels import as_unit
-from gmmc.runs import folder as runs
-from gmmc.train import health, rollback
+from gmmc.runs import model_file
+from gmmc.runs.folder import RunFolder
 from gmmc.train.learner import Learner, epoch_order
-from gmmc.train.loop import Loop, train
+from gmmc.train.loop import Loop, health, rollback, train
 
 # Tiny settings that diverge within a few updates, and stay finite.
 WILD = {
@@ -203,7 +203,7 @@ class TestRollingBack:
         model = train(tiny_config(**WILD), tmp_path / "run", tiny_data())
         last = [line for line in lines(tmp_path / "run") if "alpha" in line.get("lowered", {})][-1]
         assert model.cfg.sampler.alpha == pytest.approx(3.0 * last["lowered"]["alpha"])
-        assert runs.load(tmp_path / "run").cfg.sampler.alpha == model.cfg.sampler.alpha
+        assert model_file.load(tmp_path / "run").cfg.sampler.alpha == model.cfg.sampler.alpha
         assert (
             train(tiny_config(**WILD), tmp_path / "run", tiny_data()).trained["rollbacks"] > 0
         )  # not refused
@@ -291,7 +291,7 @@ class TestRollingBack:
         """What was saved on the course that diverged must not be gone on with."""
         cfg = tiny_config(**{**WILD, "train": {"log_every": 2, "beta": 1.0, "checkpoint_seconds": 0.0}})
         learner = make_learner(cfg, tiny_data())
-        folder = runs.RunFolder(tmp_path / "run")
+        folder = RunFolder(tmp_path / "run")
         with folder.opened_for(cfg), Progress("", 1) as bar:
             loop = Loop(learner, folder, bar, threading.Event())
             loop.begin(None, [])
@@ -331,10 +331,10 @@ class TestGivingUp:
         ):
             train(self.cfg, tmp_path / "run", tiny_data())
         assert not (tmp_path / "run" / "model.safetensors").exists()
-        model = runs.load(tmp_path / "run" / "last-good.safetensors")
+        model = model_file.load(tmp_path / "run" / "last-good.safetensors")
         assert all(parameter.isfinite().all() for parameter in model.parameters())
         assert 0 < model.head.gamma2 < math.inf
-        state, complaints = runs.RunFolder(tmp_path / "run").load_state()
+        state, complaints = RunFolder(tmp_path / "run").load_state()
         assert not complaints
         assert state.step == model.trained["updates"]
         assert lines(tmp_path / "run")[-1]["event"] == "diverged"
@@ -352,7 +352,7 @@ class TestGivingUp:
         with pytest.raises(
             InputError, match=r"diverged and has no finished model; its last good weights are"
         ):
-            runs.load(tmp_path / "run")
+            model_file.load(tmp_path / "run")
 
     def test_not_a_number_is_never_saved_nor_written(self, tmp_path, monkeypatch):
         update = Learner.update
@@ -368,13 +368,13 @@ class TestGivingUp:
         with pytest.raises(Diverged, match="is not finite"):
             train(cfg, tmp_path / "run", tiny_data())
         assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()
-        state, _ = runs.RunFolder(tmp_path / "run").load_state()
+        state, _ = RunFolder(tmp_path / "run").load_state()
         assert all(t.isfinite().all() for name, t in state.tensors.items() if name.startswith("model"))
 
 
 def test_an_interrupt_does_not_save_a_diverged_state(tmp_path, data):
     learner = make_learner(tiny_config(), data)
-    folder = runs.RunFolder(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
     stop = threading.Event()
     with folder.opened_for(learner.cfg), Progress("", 1) as bar:
         loop = Loop(learner, folder, bar, stop)
@@ -406,7 +406,7 @@ def test_rollbacks_and_pace_survive_a_resume(tmp_path, monkeypatch):
         patch.setattr(gmmc.train.loop.Learner, "update", killed)
         with pytest.raises(Killed):
             train(cfg, tmp_path / "run", tiny_data())
-    state, _ = runs.RunFolder(tmp_path / "run").load_state()
+    state, _ = RunFolder(tmp_path / "run").load_state()
     assert state.info["rollbacks"] > 0
     model = train(cfg, tmp_path / "run", tiny_data())
     assert model.trained["rollbacks"] >= state.info["rollbacks"]

@@ -8,7 +8,8 @@ import torch
 
 from conftest import interrupted_at, make_learner, tiny_config
 from gmmc.errors import InputError
-from gmmc.runs import folder as runs
+from gmmc.runs import model_file
+from gmmc.runs.folder import RunFolder
 from gmmc.train.initialize import load_start, take_over
 from gmmc.train.loop import train
 
@@ -32,7 +33,7 @@ def start(tmp_path, data):
 
 def test_the_network_is_that_of_the_start_and_the_buffer_is_new(start, data):
     cfg = follow(start, model={"norm": "batch_then_frozen"})
-    model = runs.load(start)
+    model = model_file.load(start)
     learner = make_learner(cfg, data, start=load_start(cfg, data))
     for name, tensor in learner.model.backbone.state_dict().items():
         assert torch.equal(tensor, model.backbone.state_dict()[name]), name
@@ -54,9 +55,9 @@ def test_learned_means_are_taken_over(tmp_path, data):
 def test_its_seconds_are_counted_and_it_is_remembered(tmp_path, start, data):
     out = tmp_path / "next"
     train(follow(start, model={"norm": "batch_then_frozen"}), out, data)
-    before, after = (runs.RunFolder(folder).metrics() for folder in (start, out))
+    before, after = (RunFolder(folder).metrics() for folder in (start, out))
     assert after[0]["seconds"] > before[-1]["seconds"] > 0
-    remembered = runs.load(out).trained["start"]
+    remembered = model_file.load(out).trained["start"]
     assert remembered["updates"] == before[-1]["step"]
     assert remembered["seconds"] == before[-1]["seconds"]
 
@@ -111,7 +112,7 @@ def test_one_that_saw_the_validation_images_is_refused(tmp_path):
 
 def test_a_model_in_memory_must_have_the_same_classes(start):
     with pytest.raises(InputError, match="same classes and image size, got 3 classes, 1×8×8"):
-        train(follow("", model={"norm": "batch"}), start.parent / "next", start=runs.load(start))
+        train(follow("", model={"norm": "batch"}), start.parent / "next", start=model_file.load(start))
 
 
 def test_a_start_is_not_forgotten_where_only_another_process_had_saved(tmp_path, start, data):

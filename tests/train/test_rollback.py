@@ -13,9 +13,8 @@ from torch import nn
 
 from conftest import make_learner, tiny_config
 from gmmc.base.progress import Progress
-from gmmc.runs import folder as runs
-from gmmc.train import rollback
-from gmmc.train.loop import Loop
+from gmmc.runs.folder import RunFolder
+from gmmc.train.loop import Loop, rollback
 
 LONG = {
     "train": {"beta": 0.5, "log_every": 1},
@@ -30,7 +29,7 @@ PHASE_END = 8  # 64 images in batches of 16, two epochs
 def begun(folder, data, state=None, **sections):
     """A loop that has made no update, from the start or from a saved state."""
     learner = make_learner(tiny_config(**{**LONG, **sections}), data)
-    place = runs.RunFolder(folder)
+    place = RunFolder(folder)
     with place.opened_for(learner.cfg), Progress("", 1, silent=True) as bar:
         loop = Loop(learner, place, bar, threading.Event())
         loop.begin(state, [])

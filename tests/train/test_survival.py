@@ -6,7 +6,8 @@ from contextlib import suppress
 import pytest
 import torch
 
-from gmmc import config, data
+from gmmc.config import recipes
+from gmmc.data import sources
 from gmmc.errors import Diverged
 from gmmc.train.loop import train
 
@@ -30,7 +31,7 @@ SETTINGS = {
 
 def accuracy(model):
     """On all images that were not trained on."""
-    digits = data.load(model.cfg.data, model.cfg.train.seed)
+    digits = sources.load(model.cfg.data, model.cfg.train.seed)
     images = torch.cat([digits.valid.images, digits.test.images])
     labels = torch.cat([digits.valid.labels, digits.test.labels])
     return (model.predict(images) == labels).float().mean().item()
@@ -45,10 +46,10 @@ def last_line(run):
 def test_what_diverges_finishes_with_the_guard(tmp_path, settings):
     # Which of the two ends it takes depends on the CPU's rounding.
     with suppress(Diverged):
-        train(config.load("digits", [*settings, "guard.on=false"]), tmp_path / "off")
+        train(recipes.load("digits", [*settings, "guard.on=false"]), tmp_path / "off")
         assert last_line(tmp_path / "off")["real_energy"] > 1e6
-    guarded = train(config.load("digits", settings), tmp_path / "on")
-    discriminative = train(config.load("digits", [*settings, "train.beta=0"]), tmp_path / "zero")
+    guarded = train(recipes.load("digits", settings), tmp_path / "on")
+    discriminative = train(recipes.load("digits", [*settings, "train.beta=0"]), tmp_path / "zero")
     assert guarded.trained["rollbacks"] > 0
     assert accuracy(guarded) > accuracy(discriminative) - 0.05
     last = last_line(tmp_path / "on")

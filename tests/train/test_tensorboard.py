@@ -11,10 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from conftest import tiny_config
 from doc_blocks import DOCS, blocks_of, linked_files
-from gmmc.cli import app as cli
-from gmmc.config import differences
+from gmmc.cli import app
+from gmmc.config.recipes import differences
 from gmmc.errors import InputError
-from gmmc.runs import folder as runs
+from gmmc.runs import model_file
 from gmmc.runs.folder import RunFolder
 from gmmc.train.loop import train
 from gmmc.train.tensorboard import EventFiles
@@ -148,7 +148,7 @@ def test_a_link_out_of_the_run_is_refused(tmp_path, data):
 def test_without_the_package_nothing_begins(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(SystemExit) as stop:
-        cli.main(["train", "digits", "train.log=tensorboard", "--out", str(tmp_path / "run")])
+        app.main(["train", "digits", "train.log=tensorboard", "--out", str(tmp_path / "run")])
     err = capsys.readouterr().err
     assert stop.value.code == 2
     assert err.count("\n") == 1
@@ -180,7 +180,7 @@ def test_its_exception_stops_the_training_which_can_be_resumed(tmp_path, data):
     with pytest.raises(Stop):
         train(tiny_config(), tmp_path / "run", data, on_metrics=stop_at(8))
     train(tiny_config(), tmp_path / "run", data)
-    whole, resumed = (runs.load(tmp_path / name).state_dict() for name in ("whole", "run"))
+    whole, resumed = (model_file.load(tmp_path / name).state_dict() for name in ("whole", "run"))
     assert all(tensor.equal(resumed[name]) for name, tensor in whole.items())
 
 
@@ -197,7 +197,7 @@ def test_the_commands_of_the_page_run(tmp_path, monkeypatch):
     assert ours
     for words in ours:
         with pytest.raises(SystemExit) as stop:
-            cli.main([*words, *QUICK])
+            app.main([*words, *QUICK])
         assert stop.value.code == 0
     assert scalars(tmp_path / "runs" / "logged") == numbers(tmp_path / "runs" / "logged")
 

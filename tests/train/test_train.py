@@ -12,9 +12,8 @@ from gmmc.base.tensorfile import pack, unpack
 from gmmc.errors import InputError
 from gmmc.networks.backbones import batch_norms
 from gmmc.pixels import to_signed
-from gmmc.runs import folder as runs
-from gmmc.train import messages as telling
-from gmmc.train.loop import train
+from gmmc.runs import folder, model_file
+from gmmc.train.loop import messages, train
 from gmmc.train.schedule import Plan
 
 
@@ -53,7 +52,7 @@ def test_gamma2_of_the_finished_model_is_that_of_the_training_images(tmp_path, d
         features = model.backbone(data.train.images / 127.5 - 1)
     expected = (features - model.head.means[data.train.labels]).square().mean().item()
     assert model.head.gamma2.item() == pytest.approx(expected, rel=1e-4)
-    assert runs.load(tmp_path / "run").head.gamma2 == model.head.gamma2
+    assert model_file.load(tmp_path / "run").head.gamma2 == model.head.gamma2
 
 
 def test_training_learns(tmp_path):
@@ -232,7 +231,7 @@ CUT_OUT = {"generative": {"cutout": 4}}
 )
 def test_a_density_that_will_learn_cut_outs_is_warned_of(data, sections, warned):
     learner = make_learner(tiny_config(**sections), data)
-    lines = [line for line in telling.beginning(learner) if "generative.cutout=4" in line]
+    lines = [line for line in messages.beginning(learner) if "generative.cutout=4" in line]
     assert len(lines) == warned
     assert all("objective.anchor_on=contrast" in line for line in lines)
 
@@ -263,12 +262,14 @@ class TestAveragedWeights:
     def test_they_are_what_is_saved_evaluated_and_sampled(self, tmp_path, data):
         cfg = tiny_config(train={"ema": 0.5})
         averaged = train(cfg, tmp_path / "run", data)
-        assert averaged.trained["weights"] == runs.load(tmp_path / "run").trained["weights"] == "average"
+        assert (
+            averaged.trained["weights"] == model_file.load(tmp_path / "run").trained["weights"] == "average"
+        )
         last = train(tiny_config(), tmp_path / "last", data)
         assert last.trained["weights"] == "last"
         pairs = list(zip(averaged.parameters(), last.parameters(), strict=True))
         assert not any(torch.equal(a, b) for a, b in pairs)
-        assert torch.equal(runs.load(tmp_path / "run").sample(2), averaged.sample(2))
+        assert torch.equal(model_file.load(tmp_path / "run").sample(2), averaged.sample(2))
 
     def test_averaging_changes_no_update(self, data):
         plain, averaged = (make_learner(tiny_config(train={"ema": ema}), data) for ema in (0.0, 0.9))
@@ -409,7 +410,7 @@ class TestWeightsStoredInBf16:
         """γ², the fitted γ² and the threshold belong to the rounded weights."""
         cfg = tiny_config(train={"weights": "bf16", "ema": 0.9}, buffer={"start": "gaussian"})
         model = train(cfg, tmp_path / "run", data)
-        again = runs.load(tmp_path / "run")
+        again = model_file.load(tmp_path / "run")
         for name, tensor in model.state_dict().items():
             assert torch.equal(again.state_dict()[name], tensor), name
         assert {p.dtype for p in again.parameters()} == {torch.float32}
@@ -444,7 +445,7 @@ def test_class_gaussian_starts_reach_buffer_and_samples(tmp_path, data):
     model = train(cfg, tmp_path / "run", data)
     brightness = model.sample(60, torch.arange(60) % 3, steps=1).flatten(1).mean(1)
     assert [brightness[y::3].mean().item() * 2 - 1 for y in range(3)] == pytest.approx(real, abs=0.1)
-    assert torch.equal(runs.load(tmp_path / "run").sample(3), model.sample(3))
+    assert torch.equal(model_file.load(tmp_path / "run").sample(3), model.sample(3))
 
 
 def test_bf16_keeps_weights_and_energies_in_full_precision(data):
@@ -490,9 +491,9 @@ def test_on_a_gpu(tmp_path, data):
     assert trained.device.type == "cuda"
     assert train(cfg, tmp_path / "run", data).device.type == "cuda"
     resumed = make_learner(cfg, data)
-    resumed.restore(runs.RunFolder(tmp_path / "run").load_state()[0])
+    resumed.restore(folder.RunFolder(tmp_path / "run").load_state()[0])
     resumed.update()
-    on_cpu = runs.load(tmp_path / "run")
+    on_cpu = model_file.load(tmp_path / "run")
     images = data.test.images
     assert torch.allclose(on_cpu.logits(images), trained.logits(images).cpu(), rtol=0.02, atol=0.5)
     assert trained.sample(3).device.type == "cuda"

@@ -7,17 +7,16 @@ import pytest
 import torch
 
 from conftest import interrupted_at, make_learner, make_model, tiny_config, tiny_data
-from gmmc import config
 from gmmc.base.seeds import generator
-from gmmc.data import Dataset, LabelledImages
+from gmmc.config import recipes
+from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
 from gmmc.networks.backbones import split_last
 from gmmc.pixels import to_signed
-from gmmc.runs import folder as runs
-from gmmc.train import frozen_trunk as frozen
-from gmmc.train import initialize as warm_start
+from gmmc.runs import folder, model_file
+from gmmc.train import frozen_trunk
 from gmmc.train.learner import Learner
-from gmmc.train.loop import train
+from gmmc.train.loop import initialize, train
 
 NETWORK = {"activation": "leaky_relu", "norm": "batch"}
 
@@ -26,7 +25,7 @@ NETWORK = {"activation": "leaky_relu", "norm": "batch"}
 def start(tmp_path):
     """A model of three classes."""
     path = tmp_path / "start.safetensors"
-    runs.save_model(path, make_model(model=NETWORK))
+    model_file.save_model(path, make_model(model=NETWORK))
     return path
 
 
@@ -48,7 +47,7 @@ def recipe(start, **sections):
 
 
 def learner_of(cfg, data) -> Learner:
-    adapted, start, _ = warm_start.begin(cfg, data)
+    adapted, start, _ = initialize.begin(cfg, data)
     return make_learner(adapted, data, start)
 
 
@@ -61,7 +60,7 @@ def equal(first, second) -> bool:
 
 
 def test_the_trunk_is_the_start_s_and_the_rest_is_new(start, other_data):
-    learner, model = learner_of(recipe(start), other_data), runs.load(start)
+    learner, model = learner_of(recipe(start), other_data), model_file.load(start)
     mine, its = split_last(learner.model.backbone), split_last(model.backbone)
     assert equal(weights_of(mine[0]), weights_of(its[0]))
     assert not torch.equal(mine[1][-1].weight, its[1][-1].weight)
@@ -74,7 +73,7 @@ def test_as_many_classes_are_not_the_same_classes(start, names):
     """The last layer of the start would answer by the wrong names."""
     same = tiny_data(classes=3)
     others = Dataset(same.train, same.valid, same.test, list(names))
-    learner, model = learner_of(recipe(start), others), runs.load(start)
+    learner, model = learner_of(recipe(start), others), model_file.load(start)
     assert learner.cfg.frozen.epochs == 2
     mine, its = (split_last(network)[1][-1].weight for network in (learner.model.backbone, model.backbone))
     assert not torch.equal(mine, its)
@@ -83,14 +82,14 @@ def test_as_many_classes_are_not_the_same_classes(start, names):
 def test_the_recipe_becomes_what_is_trained(tmp_path, start, other_data):
     cfg = recipe(start)
     model = train(cfg, tmp_path / "run", other_data)
-    stored = runs.RunFolder(tmp_path / "run").recipe()
+    stored = folder.RunFolder(tmp_path / "run").recipe()
     for trained in (stored, model.cfg):
         assert (trained.model.activation, trained.model.norm) == ("leaky_relu", "batch")
         assert trained.discriminative == cfg.finetune
         assert trained.frozen == cfg.frozen
-    again = config.load(tmp_path / "run" / "config.toml")
-    assert warm_start.begin(again, other_data).cfg == again
-    story = runs.RunFolder(tmp_path / "run").metrics()
+    again = recipes.load(tmp_path / "run" / "config.toml")
+    assert initialize.begin(again, other_data).cfg == again
+    story = folder.RunFolder(tmp_path / "run").metrics()
     assert list(dict.fromkeys(line["phase"] for line in story)) == ["frozen", "discriminative"]
     assert model.trained["updates"] == 4 * 4
     assert model.reference is not None
@@ -106,7 +105,7 @@ def test_it_prints_whose_network_it_is(tmp_path, start, other_data, capsys):
 
 def test_a_recipe_without_such_phases_keeps_its_own(start, other_data):
     cfg = tiny_config(train={"start": str(start), "beta": 0.0}, discriminative={"epochs": 7})
-    assert warm_start.begin(cfg, other_data).cfg.discriminative == cfg.discriminative
+    assert initialize.begin(cfg, other_data).cfg.discriminative == cfg.discriminative
 
 
 def test_a_recipe_with_such_phases_needs_an_epoch_of_them(tmp_path, start, other_data):
@@ -140,7 +139,7 @@ def test_without_a_start_or_with_one_of_the_same_classes_there_are_no_such_phase
     plain = tiny_config(generative={"epochs": 0}, train={"beta": 0.0})
     train(plain, tmp_path / "same", data)
     for start in ("", tmp_path / "same"):
-        adapted = warm_start.begin(recipe(start), data).cfg
+        adapted = initialize.begin(recipe(start), data).cfg
         assert (adapted.frozen.epochs, adapted.finetune.epochs, adapted.discriminative.epochs) == (0, 0, 7)
 
 
@@ -182,8 +181,10 @@ def test_an_update_of_the_last_layer_is_that_of_the_whole_network(start, other_d
 
 def test_features_are_computed_once(start, other_data, monkeypatch):
     looks = []
-    look = frozen.FrozenTrunk._look
-    monkeypatch.setattr(frozen.FrozenTrunk, "_look", lambda self, x: looks.append(len(x)) or look(self, x))
+    look = frozen_trunk.FrozenTrunk._look
+    monkeypatch.setattr(
+        frozen_trunk.FrozenTrunk, "_look", lambda self, x: looks.append(len(x)) or look(self, x)
+    )
     learner = learner_of(recipe(start), other_data)
     for _ in range(learner.plan.frozen):
         learner.update()
@@ -258,7 +259,7 @@ def test_images_of_another_size_are_refused(tmp_path, start):
 def test_frozen_epochs_need_something_to_learn(tmp_path):
     cfg = {"backbone": "wrn-10-1", "dim": 0}
     path = tmp_path / "start.safetensors"
-    runs.save_model(path, make_model(model=cfg))
+    model_file.save_model(path, make_model(model=cfg))
     with pytest.raises(InputError, match=r"frozen\.epochs=2.*model\.dim=0"):
         train(recipe(path, model=cfg), tmp_path / "run", tiny_data(classes=4))
     model = train(recipe(path, model={**cfg, "dim": 5}), tmp_path / "run", tiny_data(classes=4))
@@ -270,7 +271,7 @@ def test_frozen_epochs_need_something_to_learn(tmp_path):
 
 @pytest.fixture(scope="module")
 def shipped():
-    return runs.load("cifar10")
+    return model_file.load("cifar10")
 
 
 def photos_of(classes, shape=(3, 32, 32)):
@@ -281,8 +282,8 @@ def photos_of(classes, shape=(3, 32, 32)):
 
 
 def test_auto_is_a_shipped_model_of_other_classes_whose_images_fit(shipped):
-    cfg, start, _ = warm_start.begin(recipe("auto", model={"dim": 8}), photos_of(["a", "b"]))
-    assert cfg == warm_start.begin(recipe("cifar10", model={"dim": 8}), photos_of(["a", "b"])).cfg
+    cfg, start, _ = initialize.begin(recipe("auto", model={"dim": 8}), photos_of(["a", "b"]))
+    assert cfg == initialize.begin(recipe("cifar10", model={"dim": 8}), photos_of(["a", "b"])).cfg
     assert (cfg.train.start, cfg.model.backbone) == ("cifar10", shipped.cfg.model.backbone)
     assert start.class_names == shipped.class_names
 
@@ -292,7 +293,7 @@ def test_auto_falls_back_to_random_weights_and_prints_it(shipped, case):
     classes = shipped.class_names if case == "classes" else ("a", "b")
     shape = {"size": (3, 16, 16), "channels": (1, 32, 32)}.get(case, (3, 32, 32))
     own = recipe("auto", model={"dim": 0 if case == "last layer" else 8})
-    cfg, start, note = warm_start.begin(own, photos_of(classes, shape))
+    cfg, start, note = initialize.begin(own, photos_of(classes, shape))
     assert start is None
     assert (cfg.train.start, cfg.frozen.epochs) == ("", 0)
     assert (cfg.model, cfg.discriminative) == (own.model, own.discriminative)
@@ -303,7 +304,7 @@ def test_the_note_is_printed_and_the_run_resumed(tmp_path, other_data, capsys):
     cfg = recipe("auto", model={"dim": 8})
     train(cfg, tmp_path / "run", other_data)
     assert "1×8×8" in capsys.readouterr().err
-    assert runs.RunFolder(tmp_path / "run").recipe().train.start == ""
+    assert folder.RunFolder(tmp_path / "run").recipe().train.start == ""
     assert train(cfg, tmp_path / "run", other_data).trained["updates"] == 4 * 7
 
 
@@ -313,20 +314,20 @@ def test_the_note_is_printed_and_the_run_resumed(tmp_path, other_data, capsys):
 )
 def test_settings_of_random_weights_begin_with_them(tmp_path, capsys, change):
     file = tmp_path / "recipe.toml"
-    file.write_text(config.to_toml(recipe("auto")))
-    assert config.load(file, [change]).train.start == ""
+    file.write_text(recipes.to_toml(recipe("auto")))
+    assert recipes.load(file, [change]).train.start == ""
     assert change.partition("=")[0] in capsys.readouterr().err
     for other in ("model.dim=9", "finetune.epochs=3", "frozen.lr=0.1"):
-        assert config.load(file, [other]).train.start == "auto"
-    assert config.load(file, [change, "train.start=cifar10"]).train.start == "cifar10"
+        assert recipes.load(file, [other]).train.start == "auto"
+    assert recipes.load(file, [change, "train.start=cifar10"]).train.start == "cifar10"
     assert capsys.readouterr().err == ""
 
 
 def test_photos_of_32_pixels_begin_with_the_shipped_network():
-    cfg = warm_start.begin(config.load("photos"), photos_of(["a", "b"])).cfg
+    cfg = initialize.begin(recipes.load("photos"), photos_of(["a", "b"])).cfg
     assert (cfg.train.start, cfg.model.backbone) == ("cifar10", "wrn-28-4")
     assert cfg.frozen.epochs > 0
     assert cfg.discriminative == cfg.finetune
-    own = config.load("photos")
-    other = warm_start.begin(own, photos_of(["a", "b"], (3, 64, 64))).cfg
+    own = recipes.load("photos")
+    other = initialize.begin(own, photos_of(["a", "b"], (3, 64, 64))).cfg
     assert (other.train.start, other.model, other.discriminative) == ("", own.model, own.discriminative)

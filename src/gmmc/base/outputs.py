@@ -15,7 +15,7 @@ from gmmc.base.limits import MARK_BYTES
 from gmmc.base.text import printable, shortened
 from gmmc.errors import InputError
 
-PARTS = "part-*.safetensors"  # images drawn so far, see drawing/parts.py
+PARTS = "part-*.safetensors"  # images drawn so far, see generate/parts.py
 PNG_MARK = b"tEXtgmmc\0"  # a text chunk with the keyword gmmc
 PAGE_MARK = b'<meta name="generator" content="gmmc '
 

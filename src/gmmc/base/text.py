@@ -3,7 +3,7 @@
 import difflib
 import unicodedata
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TextIO
 
 from gmmc.base.limits import LONG_SHOWN, SHOWN
 
@@ -27,6 +27,11 @@ def printable(text: str) -> str:
 def _is_harmless(character: str) -> bool:
     is_space = unicodedata.category(character) == "Zs"  # of any width
     return character.isprintable() or is_space or character in INVISIBLE
+
+
+def print_line(line: str, file: TextIO | None = None) -> None:
+    """Print one line, on standard output unless `file` is given; names in it cannot act on a terminal."""
+    print(printable(line), file=file)
 
 
 def shortened(value: Any, most: int = SHOWN) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gmmc.config import ModelConfig
+from gmmc.config.sections import ModelConfig
 from gmmc.networks.backbones import build_backbone
 from gmmc.pixels import Shape
 from gmmc.sampling.engine import resolve_precision

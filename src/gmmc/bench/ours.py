@@ -5,10 +5,10 @@ import functools
 
 import torch
 
-from gmmc import config
 from gmmc.bench.cells import DISCRIMINATIVE, Cell, Preset
-from gmmc.config import Config
-from gmmc.data import Dataset, LabelledImages
+from gmmc.config import recipes
+from gmmc.config.schema import Config
+from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.pixels import Shape
 from gmmc.train.distributed import build_fabric
 from gmmc.train.learner import Learner
@@ -29,7 +29,7 @@ def recipe(cell: Cell, phase: str, preset: Preset, device: torch.device) -> Conf
     """With the augmentation of a CIFAR-10 recipe, which the reference does without."""
     augmentation = {"shift": 4 if cell.shape[1] >= 32 else 1, "flip": True, "noise": 0.03}
     name = "discriminative" if phase == DISCRIMINATIVE else "generative"
-    return config.from_dict(
+    return recipes.from_dict(
         {
             "model": {"backbone": cell.network},
             "train": {"batch_size": cell.batch, "device": str(device), **preset.train},

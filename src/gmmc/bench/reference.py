@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gmmc.config import ModelConfig
+from gmmc.config.sections import ModelConfig
 from gmmc.core import simplex_means
 from gmmc.errors import Diverged
 from gmmc.networks.backbones import build_backbone

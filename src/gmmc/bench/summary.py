@@ -6,9 +6,10 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
+from gmmc.base.tables import print_table
+from gmmc.base.text import print_line
 from gmmc.bench.cells import SAMPLING, Cell
 from gmmc.bench.measure import Timing, count_macs, flops
-from gmmc.cli.printing import print_line, print_table
 from gmmc.evaluations.result import Result
 
 OURS, REFERENCE = SIDES = ("ours", "reference")

@@ -12,7 +12,7 @@ from torch import Tensor
 from gmmc.base.precision import cpu_traps_bf16
 from gmmc.bench.cells import Cell
 from gmmc.bench.measure import Timing, time_calls
-from gmmc.config import ModelConfig
+from gmmc.config.sections import ModelConfig
 from gmmc.networks import threads
 from gmmc.networks.backbones import build_backbone
 

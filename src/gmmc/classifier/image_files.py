@@ -15,8 +15,7 @@ from torch import Tensor
 from gmmc.base.inputs import expanded
 from gmmc.base.text import shortened
 from gmmc.classifier.model import Classifier
-from gmmc.data.decode import Conversion, conversion_note
-from gmmc.data.decode_many import check_memory
+from gmmc.data.decode import Conversion, check_memory, conversion_note
 from gmmc.data.files import find_images, read_converted
 from gmmc.data.layout import shown
 from gmmc.data.messages import say

@@ -25,7 +25,7 @@ from gmmc.classifier.scores import (
     gradient_norms,
     logits_at,
 )
-from gmmc.config import Config
+from gmmc.config.schema import Config
 from gmmc.errors import InputError
 from gmmc.networks.backbones import build_backbone, feature_dim, frozen_statistics
 from gmmc.networks.heads import HEADS

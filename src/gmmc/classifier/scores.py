@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gmmc import core
+from gmmc.base import names
 from gmmc.errors import InputError
 from gmmc.pixels import as_unit
 
@@ -23,7 +24,7 @@ from gmmc.pixels import as_unit
 BATCH = {"cpu": 64, "cuda": 256}
 FEATURES_AT_ONCE = 256  # rows of features whose differences to all means are in memory at once
 GAMMA2_RANGE = (1e-4, 1e6)  # that a fit looks in
-SCORES = ("log_density", "span_density", "residual", "neighbours", "max_posterior", "gradient_norm")
+SCORES = tuple(names.SCORES)
 
 OnProgress = Callable[[int], Any]
 

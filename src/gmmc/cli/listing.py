@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from gmmc import config
 from gmmc.base.inputs import read_bytes
-from gmmc.cli.printing import print_line, print_table
-from gmmc.runs import results as records
-from gmmc.runs import shipped as pretrained
+from gmmc.base.tables import print_table
+from gmmc.base.text import print_line
+from gmmc.config import recipes
+from gmmc.runs import layout, shipped
+from gmmc.runs.results import read_results
 
 # Parts of the line about a model: words, evaluation, key in its values, format.
 NUMBERS = (
@@ -19,20 +20,20 @@ NUMBERS = (
 
 def print_models() -> None:
     """Print name, purpose, size and main results of each shipped model."""
-    for name in pretrained.names():
-        folder = pretrained.SHIPPED / name
+    for name in shipped.names():
+        folder = shipped.SHIPPED / name
         indent = " " * (len(name) + 2)
-        size = (folder / records.MODEL).stat().st_size / 1e6
+        size = (folder / layout.MODEL).stat().st_size / 1e6
         print_line(f"{name}  {title(folder)}")
-        print_line(f"{indent}{size:.1f} MB; {numbers(records.read_results(folder))}")
+        print_line(f"{indent}{size:.1f} MB; {numbers(read_results(folder))}")
         print_line(f"{indent}gmmc predict {name} photo.jpg   all results: gmmc report {name}")
 
 
 def title(folder: Path) -> str:
     """Title of the model card; the name of the data set where there is none."""
     card = folder / "card.toml"
-    told = config.read_toml(card) if card.is_file() else {}
-    return str(told.get("title") or config.read_toml(folder / records.CONFIG)["data"]["name"])
+    told = recipes.read_toml(card) if card.is_file() else {}
+    return str(told.get("title") or recipes.read_toml(folder / layout.CONFIG)["data"]["name"])
 
 
 def numbers(results: dict[str, Any]) -> str:
@@ -47,7 +48,7 @@ def numbers(results: dict[str, Any]) -> str:
 
 def print_recipes() -> None:
     """Print the name and the first line of each shipped recipe."""
-    rows = [[name, headline(file)] for name, file in config.shipped_recipes().items()]
+    rows = [[name, headline(file)] for name, file in recipes.shipped_recipes().items()]
     print_table(["recipe", "what it trains"], rows, words=2)
     print()
     print_line("Train one: gmmc train digits   with changes: gmmc train digits train.seed=1")

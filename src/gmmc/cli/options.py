@@ -6,24 +6,25 @@ from typing import Annotated
 import typer
 
 from gmmc.base import progress
-from gmmc.runs import shipped as pretrained
-from gmmc.runs.results import CONFIG
+from gmmc.base.names import SCORES
+from gmmc.runs import shipped
+from gmmc.runs.layout import CONFIG
 
 
 def complete_run(incomplete: str) -> list[str]:
     """Shipped models and run folders in runs/, for a shell; it completes other paths itself."""
     places = sorted(str(file.parent) for file in Path("runs").glob(f"*/{CONFIG}"))
-    return [name for name in [*pretrained.names(), *places] if name.startswith(incomplete)]
+    return [name for name in [*shipped.names(), *places] if name.startswith(incomplete)]
 
 
 def complete_recipe(incomplete: str) -> list[str]:
     """Shipped recipes, for a shell; it completes other paths itself."""
-    from gmmc.config import shipped_recipes
+    from gmmc.config.recipes import shipped_recipes
 
     return [name for name in shipped_recipes() if name.startswith(incomplete)]
 
 
-OR_SHIPPED = pretrained.listed(", or a model that ships with gmmc")
+OR_SHIPPED = shipped.listed(", or a model that ships with gmmc")
 Run = Annotated[
     str,
     typer.Argument(
@@ -115,10 +116,7 @@ Resize = Annotated[
 ]
 Score = Annotated[
     str | None,
-    typer.Option(
-        help="log_density, span_density, residual, neighbours, max_posterior, gradient_norm or auto; "
-        "default: the model's own."
-    ),
+    typer.Option(help=f"{', '.join(SCORES)} or auto; default: the model's own."),
 ]
 Tpr = Annotated[
     float | None,

@@ -5,25 +5,14 @@ import math
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from gmmc.base.text import printable
+from gmmc.base.names import AUTOATTACK, PAPER_PGD, SHORT_SCORES, WORST_CASE
+from gmmc.base.tables import print_table
+from gmmc.base.text import print_line, printable
 
 LONG = {"trained", "settings", "attacks", "checks"}  # conditions that only results.json tells
-SCORES = {
-    "log_density": "log p(x)",
-    "span_density": "log p(x) in span",
-    "residual": "-energy outside span",
-    "neighbours": "-distance",
-    "max_posterior": "log odds",
-    "gradient_norm": "-gradient norm",
-}
 FEW = 100  # validation images below which a bound is a rough one
-
-
-def print_line(line: str, file: TextIO | None = None) -> None:
-    """Print one line, on standard output unless `file` is given; names in it cannot act on a terminal."""
-    print(printable(line), file=file)
 
 
 def print_predictions(rows: list[dict[str, Any]], *, as_json: bool = False) -> None:
@@ -36,7 +25,7 @@ def print_predictions(rows: list[dict[str, Any]], *, as_json: bool = False) -> N
     first = rows[0]
     header = ["image", "answer", "confidence"]
     if first["in_distribution"] is not None:
-        header += [SCORES[first["score"]], "accepted from", "above"]
+        header += [SHORT_SCORES[first["score"]], "accepted from", "above"]
     lines = []
     for row in rows:
         answer = row["answer"]
@@ -86,8 +75,8 @@ def print_places(result: Any) -> None:
     """A table for places of the same columns; of set/score/temperature, one temperature per score."""
     tables: dict[tuple[int, str], dict[str, dict[str, str]]] = {}
     attacks: dict[str, dict[str, str]] = {}
-    has_worst_case = any("/worst_case/" in key for key in result.values)
-    quoted = "worst_case" if has_worst_case else "autoattack"
+    has_worst_case = any(f"/{WORST_CASE}/" in key for key in result.values)
+    quoted = WORST_CASE if has_worst_case else AUTOATTACK
     for key, value in result.values.items():
         row, slash, column = key.rpartition("/")
         if slash and column == "accuracy":
@@ -103,7 +92,7 @@ def print_places(result: Any) -> None:
     if attacks:
         order = sorted(
             attacks,
-            key=lambda attack: (attack == "  95% interval", attack == quoted, attack != "paper_pgd"),
+            key=lambda attack: (attack == "  95% interval", attack == quoted, attack != PAPER_PGD),
         )
         threats = dict.fromkeys(key.split("/")[0] for key in result.values if key.endswith("/accuracy"))
         print_cells({attack: attacks[attack] for attack in order}, list(threats))
@@ -141,15 +130,3 @@ def in_words(value: Any) -> str:
 
 def interval(ends: tuple[float, float] | None) -> str:
     return "" if ends is None else f" [{ends[0]:.3g}, {ends[1]:.3g}]"
-
-
-def print_table(header: list[str], rows: list[list[str]], *, words: int, indent: str = "") -> None:
-    """The first columns, words, to the left; numbers to the right."""
-    header, *rows = [list(map(printable, row)) for row in [header, *rows]]
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in [header, *rows]:
-        cells = [
-            f"{cell:<{width}}" if i < words else f"{cell:>{width}}"
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print((indent + "  ".join(cells)).rstrip())

@@ -1,26 +1,18 @@
-"""A recipe: frozen dataclasses filled from TOML and `key=value` overrides, checked at birth.
+"""Recipes: frozen dataclasses filled from TOML and `key=value` overrides, checked at birth."""
 
-The paper's Approach 1 is a recipe with discriminative epochs only, Approach 2 one with generative epochs
-only, Approach 3 (joint) has both.
-"""
-
-import dataclasses
-import json
-import sys
-import typing
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any
-
-from gmmc.base.inputs import kind_of, parse_toml, read_bytes
-from gmmc.base.leader import is_leader
-from gmmc.base.limits import LONG_SHOWN, SHOWN
-from gmmc.base.text import cut, printable, shortened, suggestion
-from gmmc.cli.printing import print_line
+from gmmc.config.recipes import (
+    differences,
+    find_recipe,
+    from_dict,
+    from_text,
+    load,
+    read_toml,
+    shipped_recipes,
+    stored,
+    to_toml,
+)
+from gmmc.config.schema import Config
 from gmmc.config.sections import (
-    FEATURE_NETWORKS,
-    SLOWEST,
     AbstainConfig,
     AugmentConfig,
     BufferConfig,
@@ -34,267 +26,28 @@ from gmmc.config.sections import (
     SamplerConfig,
     TrainConfig,
 )
-from gmmc.errors import InputError
 
-AUTO_START = "auto"
-# Settings of a training from random weights; a transfer has the start's network, [frozen] and [finetune].
-OF_RANDOM_WEIGHTS = ("model.backbone", "model.activation", "model.norm", "discriminative.")
-
-
-@dataclass(frozen=True)
-class Config:
-    data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    # After a start of other classes: the last layer alone, then [finetune] in place of [discriminative].
-    frozen: PhaseConfig = field(default_factory=PhaseConfig)
-    finetune: PhaseConfig = field(default_factory=PhaseConfig)
-    discriminative: PhaseConfig = field(default_factory=PhaseConfig)
-    generative: PhaseConfig = field(default_factory=PhaseConfig)
-    contrast: AugmentConfig = field(default_factory=AugmentConfig)  # of split and balanced: E(x) beside E(x′)
-    sampler: SamplerConfig = field(default_factory=SamplerConfig)
-    buffer: BufferConfig = field(default_factory=BufferConfig)
-    guard: GuardConfig = field(default_factory=GuardConfig)
-    sample: SampleConfig = field(default_factory=SampleConfig)
-    abstain: AbstainConfig = field(default_factory=AbstainConfig)
-    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
-
-    def __post_init__(self):
-        for wrong, message in _contradictions(self):
-            if wrong:
-                raise InputError(message)
-
-    @property
-    def samples(self) -> bool:
-        """Whether training draws samples at all."""
-        return self.generative.epochs > 0 and self.train.beta > 0
-
-    @property
-    def chains(self) -> int:
-        """How many an update moves, of all processes together."""
-        return self.buffer.chains or self.train.batch_size
-
-
-def _contradictions(cfg: Config) -> Iterator[tuple[bool, str]]:
-    """Values that are each allowed and together make no sense."""
-    head, objective, sampler = cfg.model.head, cfg.objective.name, cfg.sampler.name
-    langevin = sampler.startswith("sgld")
-    yield (
-        cfg.frozen.epochs + cfg.discriminative.epochs + cfg.generative.epochs == 0,
-        "discriminative.epochs + generative.epochs must be at least 1, got 0",
-    )
-    yield (
-        cfg.samples and cfg.buffer.size < cfg.chains,
-        f"buffer.size must be at least the chains of an update, {cfg.chains}, "
-        f"got buffer.size={cfg.buffer.size}",
-    )
-    yield (
-        cfg.buffer.chains > cfg.train.batch_size,
-        f"buffer.chains must be at most train.batch_size={cfg.train.batch_size}, "
-        f"got buffer.chains={cfg.buffer.chains}",
-    )
-    yield (
-        langevin and not cfg.samples,
-        f"sampler.name={sampler} is never used: it needs generative.epochs and train.beta above 0, "
-        f"got {cfg.generative.epochs} and {cfg.train.beta:g}",
-    )
-    yield (
-        head == "linear" and cfg.samples and not langevin,
-        f"sampler.name={sampler} walks to a class mean and model.head=linear has none; use sgld or sgld_jem",
-    )
-    yield (
-        head != "mmc" and objective != "balanced",
-        f"objective.name={objective} needs the fixed means of model.head=mmc "
-        f"(with {head} the energies alone have no class boundary); use objective.name=balanced",
-    )
-    yield (
-        head == "linear" and cfg.model.scale != ModelConfig.scale,
-        f"model.scale is the norm of class means and model.head=linear has none, got {cfg.model.scale:g}",
-    )
-    yield (
-        head == "linear" and cfg.abstain.score in ("span_density", "residual"),
-        f"abstain.score={cfg.abstain.score} needs class means and model.head=linear has none",
-    )
-    yield (
-        objective == "gmmc" and cfg.contrast != AugmentConfig(),
-        "[contrast] augments the second real term of objective.name=split or balanced; gmmc has none",
-    )
-    yield (
-        objective == "split" and cfg.train.beta > 1,
-        f"objective.name=split weighs the class part with 1 − train.beta, got train.beta={cfg.train.beta:g}",
-    )
-    yield (
-        cfg.model.norm == "batch_then_frozen"
-        and not ((cfg.discriminative.epochs or cfg.train.start) and cfg.generative.epochs),
-        "model.norm=batch_then_frozen needs discriminative.epochs or train.start for the statistics "
-        "and generative.epochs to freeze them in",
-    )
-    # A recipe travels with its model, and whoever evaluates a model may not know its author.
-    yield (
-        cfg.evaluate.features not in FEATURE_NETWORKS,
-        f"evaluate.features must be one of {', '.join(FEATURE_NETWORKS)} in a recipe, got "
-        f"{shortened(cfg.evaluate.features)}; name a TorchScript file with --features",
-    )
-    yield (
-        cfg.evaluate.surrogate != "",
-        f"evaluate.surrogate must be empty in a recipe, got {shortened(cfg.evaluate.surrogate)}; "
-        "name a run with --surrogate",
-    )
-
-
-# --- in -------------------------------------------------------------------------------------------
-
-
-def load(path: str | Path, overrides: typing.Iterable[str] | typing.Mapping[str, Any] = ()) -> Config:
-    """Read a recipe and apply overrides such as 'train.beta=0.5', or {"train.beta": 0.5}."""
-    path = find_recipe(path)
-    tree = read_toml(path)
-    pairs = overrides.items() if isinstance(overrides, typing.Mapping) else map(_parsed, overrides)
-    changes = dict(pairs)
-    for key, value in changes.items():
-        _apply_override(tree, key, value)
-    cfg = from_dict(tree)
-    of_random = [key for key in changes if key.startswith(OF_RANDOM_WEIGHTS)]
-    if cfg.train.start == AUTO_START and of_random:
-        if is_leader():
-            note = f"beginning with random weights, to which {', '.join(of_random)} belongs"
-            print_line(note, file=sys.stderr)
-        cfg = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, start=""))
-    return cfg
-
-
-def find_recipe(path: str | Path) -> Path:
-    """A file, or the name of a recipe that ships with gmmc."""
-    path = Path(path)
-    if path.is_file():
-        return path
-    shipped = shipped_recipes()
-    if str(path) in shipped:
-        return shipped[str(path)]
-    hint = suggestion(path.stem, shipped, "recipes that ship with gmmc:")
-    shown = shortened(str(path), LONG_SHOWN)
-    raise InputError(f"no recipe file {shown}: it {kind_of(path)}; {hint}")
-
-
-def shipped_recipes() -> dict[str, Path]:
-    """Return the recipes that ship with gmmc by their names, in order."""
-    here = Path(__file__).resolve().parents[1]
-    # At the top of a clone, and inside of an installed package.
-    files = [file for place in (here.parents[1], here) for file in (place / "recipes").glob("*.toml")]
-    return {file.stem: file for file in sorted(files, key=lambda file: file.stem)}
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return parse_toml(read_bytes(path), str(path))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-
-
-def stored(tree: dict[str, Any]) -> tuple[Config, list[str]]:
-    """Read the recipe of a run or model: (recipe, a line for each value that only older versions allow)."""
-    tree, replaced = dict(tree), []
-    for (section, key), (is_allowed, default) in NO_LONGER.items():
-        table = tree.get(section)
-        if isinstance(table, dict) and key in table and not is_allowed(table[key]):
-            tree[section] = table | {key: default}
-            replaced.append(f"{section}.{key}={shortened(table[key])} of its recipe is not used")
-    return from_dict(tree), replaced
-
-
-# Values that older versions allowed in recipes: what is allowed now, and what takes their place.
-NO_LONGER: dict[tuple[str, str], tuple[Callable[[Any], bool], Any]] = {
-    ("evaluate", "features"): (lambda value: value in FEATURE_NETWORKS, "auto"),
-    ("evaluate", "surrogate"): (lambda value: value == "", ""),
-    ("guard", "slower"): (lambda value: not isinstance(value, float) or value >= SLOWEST, SLOWEST),
-}
-
-
-def from_text(text: str) -> Config:
-    return from_dict(parse_toml(text, "the configuration"))
-
-
-def from_dict(tree: dict[str, Any]) -> Config:
-    """A nested dictionary → Config; unknown keys, wrong types and values out of range are refused."""
-    return _build(Config, tree, "")
-
-
-def _parsed(override: str) -> tuple[str, Any]:
-    """'key=value' → key and value."""
-    key, equals, text = override.partition("=")
-    if not equals:
-        raise InputError(f"an override must look like section.key=value, got {shortened(override)}")
-    try:
-        return key.strip(), parse_toml(f"value = {text}", key)["value"]
-    except InputError:
-        return key.strip(), text.strip()  # a bare word is a string: model.backbone=wrn-28-4
-
-
-def _apply_override(tree: dict[str, Any], key: str, value: Any) -> None:
-    section, dot, name = key.partition(".")
-    if not (dot and section and name):
-        raise InputError(f"an override must look like section.key=value, got the key {shortened(key)}")
-    table = tree.setdefault(section, {})
-    if isinstance(table, dict):  # otherwise the recipe itself is wrong and is refused below
-        table[name] = value
-
-
-def _build(kind: type, tree: Any, section: str) -> Any:
-    if not isinstance(tree, dict):
-        raise InputError(f"[{section}] must be a table, got {shortened(tree)}")
-    hints = typing.get_type_hints(kind)
-    for key in tree:
-        if key not in hints:
-            raise InputError(_unknown_key(key, section, list(hints)))
-    if kind is Config:
-        return Config(**{key: _build(hints[key], table, key) for key, table in tree.items()})
-    try:
-        return kind(**tree)
-    except InputError as error:
-        raise InputError(f"{section}.{error}") from None
-
-
-def _unknown_key(key: str, section: str, known: list[str]) -> str:
-    shown = shortened(key)
-    what = f"unknown key {shown} in [{section}]" if section else f"unknown section [{shown[1:-1]}]"
-    return f"{what}; {suggestion(key, known)}"
-
-
-# --- out ------------------------------------------------------------------------------------------
-
-
-def to_toml(cfg: Config) -> str:
-    """The whole recipe, defaults included, as `config.toml` keeps it."""
-    lines = []
-    for section, table in dataclasses.asdict(cfg).items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {_toml_value(value)}" for key, value in table.items()]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON allows it as it is
-    return repr(value)  # repr of a float reads back to the same bits
-
-
-def differences(old: Config, new: Config) -> list[str]:
-    """One 'section.key: old value, now new value' per key that makes it another run."""
-    lines = []
-    for section in fields(Config):
-        a, b = getattr(old, section.name), getattr(new, section.name)
-        for key in fields(a):
-            x, y = getattr(a, key.name), getattr(b, key.name)
-            if x != y and not key.metadata.get("place"):
-                lines.append(f"{section.name}.{key.name}: {_brief(x)}, now {_brief(y)}")
-    return lines
-
-
-def _brief(value: Any) -> str:
-    return cut(printable(_toml_value(value)), SHOWN)
+__all__ = [
+    "AbstainConfig",
+    "AugmentConfig",
+    "BufferConfig",
+    "Config",
+    "DataConfig",
+    "EvaluateConfig",
+    "GuardConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "PhaseConfig",
+    "SampleConfig",
+    "SamplerConfig",
+    "TrainConfig",
+    "differences",
+    "find_recipe",
+    "from_dict",
+    "from_text",
+    "load",
+    "read_toml",
+    "shipped_recipes",
+    "stored",
+    "to_toml",
+]

@@ -119,7 +119,7 @@ class TrainConfig(Section):
     start: str = ""
     # bf16: mixed, weights and energies stay fp32; auto: bf16 where it is built in, else fp32
     precision: Literal["auto", "fp32", "bf16"] = field(default="auto", metadata=PLACE)
-    # auto: on a GPU CUDA graphs, and compiled code where it pays; plain: the reference. See engine.py.
+    # auto: on a GPU CUDA graphs, compiled code where it pays; plain: the reference. See sampling/engine.py.
     engine: Literal["auto", "compiled", "graph", "plain"] = field(default="auto", metadata=PLACE)
     # GB on the device for images and chains, the rest is streamed; 0: half of what is free.
     memory: float = _number(0.0, at_least=0, place=True)
@@ -175,7 +175,7 @@ class PhaseConfig(AugmentConfig):
 
 @dataclass(frozen=True)
 class ObjectiveConfig(Section):
-    """What an update minimises; β is `train.beta`. See objectives.py."""
+    """What an update minimises; β is `train.beta`. See train/objectives.py."""
 
     # gmmc: the paper's; split: the real term in two parts; balanced: cross-entropy + β(E − E′)
     name: Literal["gmmc", "split", "balanced"] = "gmmc"
@@ -216,7 +216,7 @@ SLOWEST = 0.01  # with 100 rollbacks, a smaller factor makes a learning rate of 
 
 @dataclass(frozen=True)
 class GuardConfig(Section):
-    """When training counts as diverged, and what is done then. See health.py."""
+    """When training counts as diverged, and what is done then. See train/health.py."""
 
     on: bool = True  # off: stop at the first non-finite number, and at nothing else
     energy: float = _number(2.0, above=0)  # mean energy of real images, in S²; a network that gives 0 has 0.5
@@ -237,7 +237,7 @@ class SampleConfig(Section):
 
 @dataclass(frozen=True)
 class AbstainConfig(Section):
-    """When a finished model abstains. Thresholds are fitted on validation images. See scores.py."""
+    """When a finished model abstains. Thresholds are fitted on validation images: classifier/scores.py."""
 
     # auto: span_density after training by chains that walk to a class mean, where more than half of the
     # energy of validation images lies outside the span of the means; else log_density.
@@ -256,7 +256,7 @@ FEATURE_NETWORKS = ("auto", "inception", "small")
 class EvaluateConfig(Section):
     samples: int = _number(1000, at_least=1, at_most=10_000_000)  # fresh chains, equally many per class
     seed: int = _number(0, at_least=0, at_most=WHOLE_NUMBER)  # of the first chain
-    ood: tuple[str, ...] = ("noise", "constant", "interp")  # see data/outside.py; a named set or a folder too
+    ood: tuple[str, ...] = ("noise", "constant", "interp")  # or a named set or folder, see data/ood_sets.py
     latent: int = _number(2000, at_least=10, at_most=100_000)  # test images on the map of features
     # robustness, autoattack
     attacks: Literal["quick", "full"] = "quick"  # see evaluations/robustness.py

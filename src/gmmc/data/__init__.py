@@ -1,63 +1,30 @@
-"""Where images come from: `load(cfg.data, seed)` gives the three splits of a named set or of a folder."""
+"""Where images come from. `load(cfg.data, seed)` gives the three splits of a named set or of a folder.
 
-import functools
-from collections.abc import Callable
-from dataclasses import replace
+The names below are imported at their first use: predicting needs no parquet reader.
+"""
 
-from gmmc.base.inputs import expanded
-from gmmc.base.text import nearest, shortened
-from gmmc.config import DataConfig
-from gmmc.data import local as stored
-from gmmc.data import named
-from gmmc.data.arrays import from_arrays
-from gmmc.data.digits import digits
-from gmmc.data.messages import say
-from gmmc.data.ood_sets import GENERATED, Outside, find_outside, outside
-from gmmc.data.splits import Dataset, LabelledImages, Parts, hold_out
-from gmmc.errors import InputError
+import importlib
+from typing import TYPE_CHECKING, Any
 
-SOURCES: dict[str, Callable[[DataConfig], Parts]] = {
-    "digits": digits,
-    **{name: functools.partial(named.load, name) for name in named.NAMED},
+if TYPE_CHECKING:
+    from gmmc.data.arrays import from_arrays
+    from gmmc.data.ood_sets import GENERATED, Outside, find_outside, outside
+    from gmmc.data.sources import SOURCES, load, located
+    from gmmc.data.splits import Dataset, LabelledImages, hold_out
+
+_HOME = {
+    "GENERATED": "ood_sets",
+    "SOURCES": "sources",
+    "Dataset": "splits",
+    "LabelledImages": "splits",
+    "Outside": "ood_sets",
+    "find_outside": "ood_sets",
+    "from_arrays": "arrays",
+    "hold_out": "splits",
+    "load": "sources",
+    "located": "sources",
+    "outside": "ood_sets",
 }
-
-
-def load(cfg: DataConfig, seed: int) -> Dataset:
-    """Train, validation and test images. The seed moves the validation split only, never the test images."""
-    parts = _parts(cfg)
-    train, valid = parts.train, parts.valid
-    if valid is None:
-        train, valid = hold_out(train, cfg.valid, seed)
-    for note in parts.notes:
-        say(note)
-    return Dataset(train, valid, parts.test, parts.class_names, parts.name, cfg.root, parts.notes)
-
-
-def _parts(cfg: DataConfig) -> Parts:
-    if cfg.name in SOURCES:
-        return SOURCES[cfg.name](cfg)
-    path = expanded(cfg.name)
-    if cfg.name and path.exists():
-        return stored.load(path, cfg)
-    known = ", ".join(SOURCES)
-    rule = f"data.name must be one of {known}, or a folder of images or parquet files"
-    if cfg.name == Dataset.name:
-        raise InputError(f"{rule}, got {cfg.name!r}, which only Python gives, as gmmc.GMMCClassifier does")
-    near = nearest(cfg.name, SOURCES)
-    hint = f"did you mean {near[0]!r}?" if near else "data.name=FOLDER names yours"
-    raise InputError(f"{rule}, got {shortened(cfg.name)}, which does not exist; {hint}")
-
-
-def located(cfg: DataConfig) -> DataConfig:
-    """With the whole path of a folder: a run is evaluated later, perhaps from elsewhere."""
-    path = expanded(cfg.name)
-    if cfg.name in SOURCES or not path.exists():
-        return cfg
-    try:
-        return replace(cfg, name=str(path.resolve()))
-    except InputError as error:  # a folder above it has a name that is no text
-        raise InputError(f"data.{error}") from None
-
 
 __all__ = [
     "GENERATED",
@@ -72,3 +39,9 @@ __all__ = [
     "located",
     "outside",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'gmmc.data' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"gmmc.data.{_HOME[name]}"), name)

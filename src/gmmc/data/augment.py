@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gmmc.config import AugmentConfig
+from gmmc.config.sections import AugmentConfig
 
 PAD_MODES = {"reflect": "reflect", "edge": "replicate"}
 

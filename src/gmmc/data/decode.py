@@ -4,6 +4,8 @@ What can be converted without a choice is converted and reported; anything else 
 """
 
 import contextlib
+import math
+import os
 import struct
 import threading
 from collections import Counter
@@ -13,9 +15,10 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 
-from gmmc.base.limits import IMAGE_SIDE, PIXELS_AT_ONCE
+from gmmc.base.limits import IMAGE_SIDE, MEMORY_SHARE, PIXELS_AT_ONCE
 from gmmc.base.open_image import Source, decoded_pixels, opened
 from gmmc.errors import InputError
+from gmmc.pixels import Shape
 
 Conversion = tuple[str, str]  # what an image was, and what was done to it
 
@@ -38,6 +41,16 @@ SIXTEEN_BITS = "I;16"
 OPAQUE = 255
 NEARLY_OPAQUE = 250  # least alpha that is taken for opaque: editors leave such edges, and nobody sees them
 TIFF_BITS = 258  # the tag BitsPerSample
+
+
+def check_memory(count: int, shape: Shape) -> None:
+    """Refuse images that would take too much of this machine's memory, before they are decoded."""
+    most = int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    needed = count * math.prod(shape)
+    if needed > most:
+        bound = f"{MEMORY_SHARE:.0%} of this machine's memory (limits.MEMORY_SHARE)"
+        got = f"{count:,} of {shape[2]}×{shape[1]}, which take {needed / 2**30:,.1f} GiB"
+        raise InputError(f"the images must fit into {bound}, got {got}; data.size=… shrinks them")
 
 
 class Room:

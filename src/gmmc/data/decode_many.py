@@ -1,7 +1,6 @@
 """Many encoded images → one tensor: decoded by several threads, counted, all of one size."""
 
 import functools
-import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,9 +13,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from gmmc.base.limits import MEMORY_SHARE, PIXELS_AT_ONCE
+from gmmc.base.limits import PIXELS_AT_ONCE
 from gmmc.base.open_image import pillow_rules
-from gmmc.data.decode import Conversion, decode, fit
+from gmmc.data.decode import Conversion, check_memory, decode, fit
 from gmmc.data.messages import progress
 from gmmc.errors import InputError
 from gmmc.pixels import Shape
@@ -98,16 +97,6 @@ class Stack:
 
     def tensor(self) -> Tensor:
         return torch.from_numpy(self._images)
-
-
-def check_memory(count: int, shape: Shape) -> None:
-    """Refuse images that would take too much of this machine's memory, before they are decoded."""
-    most = int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    needed = count * math.prod(shape)
-    if needed > most:
-        bound = f"{MEMORY_SHARE:.0%} of this machine's memory (limits.MEMORY_SHARE)"
-        got = f"{count:,} of {shape[2]}×{shape[1]}, which take {needed / 2**30:,.1f} GiB"
-        raise InputError(f"the images must fit into {bound}, got {got}; data.size=… shrinks them")
 
 
 def read_all(batches: Iterable[Sequence[Encoded]], count: int, wanted: Wanted, title: str) -> Reading:

@@ -2,7 +2,7 @@
 
 import torch
 
-from gmmc.config import DataConfig
+from gmmc.config.sections import DataConfig
 from gmmc.data.decode_many import fitted
 from gmmc.data.splits import LabelledImages, Parts, hold_out_test
 from gmmc.errors import InputError

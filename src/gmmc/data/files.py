@@ -8,8 +8,7 @@ from torch import Tensor
 
 from gmmc.base.open_image import Source, pillow_rules
 from gmmc.data.decode import Conversion, decode
-from gmmc.data.folder import SUFFIXES, with_known_suffix
-from gmmc.data.layout import shown, visible_files
+from gmmc.data.layout import SUFFIXES, shown, visible_files, with_known_suffix
 from gmmc.errors import InputError
 from gmmc.pixels import Shape
 

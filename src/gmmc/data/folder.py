@@ -8,11 +8,8 @@ import torch
 
 from gmmc.base.class_names import check_class_names
 from gmmc.data.decode_many import BATCH, Encoded, Reading, Wanted, read_all
-from gmmc.data.layout import SPLITS, WHOLE, Found, SplitFiles, listed, shown
+from gmmc.data.layout import SPLITS, WHOLE, Found, SplitFiles, shown, with_known_suffix
 from gmmc.errors import InputError
-
-SUFFIXES = {".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif"}
-SUFFIXES |= {".tiff", ".webp"}
 
 
 def find(root: Path, paths: Sequence[Path], *, labelled: bool) -> Found:
@@ -37,14 +34,6 @@ def find(root: Path, paths: Sequence[Path], *, labelled: bool) -> Found:
     if unused:
         notes.append(f"not used: {unused} of the images, in no {'class' if labelled else 'split'} folder")
     return Found(splits, tuple(notes))
-
-
-def with_known_suffix(paths: Sequence[Path]) -> tuple[list[Path], tuple[str, ...]]:
-    """(image files by their names, a note on how many others there are, if any)."""
-    images = [path for path in paths if path.suffix.lower() in SUFFIXES]
-    others = sorted({path.suffix.lower() or path.name for path in paths} - SUFFIXES)
-    notes = (f"not read: {len(paths) - len(images)} files ({listed(others)})",) if others else ()
-    return images, notes
 
 
 def read(files: SplitFiles, wanted: Wanted, title: str) -> Reading:

@@ -1,7 +1,7 @@
 """Which files of a folder belong to which split."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +9,8 @@ from gmmc.base.limits import FOLDER_DEPTH
 from gmmc.base.text import printable, shortened
 from gmmc.errors import InputError
 
+SUFFIXES = {".bmp", ".gif", ".jfif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif"}
+SUFFIXES |= {".tiff", ".webp"}
 # How folders and files may call a split.
 SPLITS = {
     "train": "train",
@@ -50,6 +52,14 @@ def visible_files(folder: Path, above: frozenset[str] = frozenset()) -> Iterator
             yield path
         elif os.path.realpath(path) not in above:  # a link to a folder above it would never end
             yield from visible_files(path, above)
+
+
+def with_known_suffix(paths: Sequence[Path]) -> tuple[list[Path], tuple[str, ...]]:
+    """(image files by their names, a note on how many others there are, if any)."""
+    images = [path for path in paths if path.suffix.lower() in SUFFIXES]
+    others = sorted({path.suffix.lower() or path.name for path in paths} - SUFFIXES)
+    notes = (f"not read: {len(paths) - len(images)} files ({listed(others)})",) if others else ()
+    return images, notes
 
 
 def shown(path: Path) -> str:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from gmmc.base.class_names import check_class_names
-from gmmc.config import DataConfig
+from gmmc.config.sections import DataConfig
 from gmmc.data import folder, parquet, shards
 from gmmc.data.cache import Entry
 from gmmc.data.decode import TO_RGB, Conversion, conversion_note
 from gmmc.data.decode_many import Reading, Wanted
-from gmmc.data.layout import WHOLE, Found, SplitFiles, shown, visible_files
+from gmmc.data.layout import SUFFIXES, WHOLE, Found, SplitFiles, shown, visible_files
 from gmmc.data.splits import LabelledImages, Parts, hold_out_test
 from gmmc.errors import InputError
 from gmmc.pixels import Shape
@@ -30,7 +30,7 @@ def find(path: Path, *, labelled: bool) -> Found:
         tables = [file for file in files if file.suffix.lower() == shards.SUFFIX]
         if tables:
             return shards.find(path, tables, complete=labelled)
-        if any(file.suffix.lower() in folder.SUFFIXES for file in files):
+        if any(file.suffix.lower() in SUFFIXES for file in files):
             return folder.find(path, files, labelled=labelled)
     except OSError as error:
         raise InputError(f"cannot read {shown(error.filename or path)}: {error.strerror}") from None

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gmmc.base.inputs import expanded
 from gmmc.base.leader import is_leader
-from gmmc.config import DataConfig
-from gmmc.data import local as stored
+from gmmc.config.sections import DataConfig
+from gmmc.data import local
 from gmmc.data.layout import SPLITS
 from gmmc.data.splits import Parts
 from gmmc.errors import InputError
@@ -31,7 +31,7 @@ NAMED = {
 
 
 def load(name: str, cfg: DataConfig) -> Parts:
-    return stored.load(find(name, cfg.root, ("train", "test")), cfg, name)
+    return local.load(find(name, cfg.root, ("train", "test")), cfg, name)
 
 
 def find(name: str, root: str, needed: Sequence[str] = ()) -> Path:
@@ -58,7 +58,7 @@ def _folders(name: str, root: str) -> Iterator[Path]:
 
 
 def _lacking(folder: Path, needed: Sequence[str]) -> list[str]:
-    splits = stored.find(folder, labelled=False).splits
+    splits = local.find(folder, labelled=False).splits
     return [split for split in needed if split not in splits]
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 from gmmc.base.inputs import expanded
 from gmmc.base.seeds import generator
 from gmmc.base.text import shortened, suggestion
-from gmmc.config import DataConfig
-from gmmc.data import local as stored
-from gmmc.data import named
+from gmmc.config.sections import DataConfig
+from gmmc.data import local, named
 from gmmc.data.augment import cut_out
 from gmmc.data.decode_many import fitted
 from gmmc.data.digits import digits
@@ -105,7 +104,7 @@ def find_outside(name: str, data: Dataset, seed: int = 0) -> Outside:
     if name == "digits":
         return Outside(name, fitted(digits(DataConfig()).test.images, data.shape))
     if name in named.NAMED:
-        return Outside(name, *stored.load_unlabelled(named.find(name, data.root), data.shape, name))
+        return Outside(name, *local.load_unlabelled(named.find(name, data.root), data.shape, name))
     known = (*GENERATED, "digits", *named.NAMED)
     path = expanded(name)
     if not path.exists():
@@ -114,5 +113,5 @@ def find_outside(name: str, data: Dataset, seed: int = 0) -> Outside:
     last = path.resolve().name
     # Not to be taken for the set of that name.
     shown = f"{last} (folder)" if last in known else last
-    images, notes = stored.load_unlabelled(path, data.shape)
+    images, notes = local.load_unlabelled(path, data.shape)
     return Outside(shown, images, (f"{shown}: read from {path}", *notes))

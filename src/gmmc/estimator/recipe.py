@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gmmc import config
 from gmmc.base.text import shortened
-from gmmc.config import Config
+from gmmc.config import recipes, schema
+from gmmc.config.schema import Config
 from gmmc.errors import InputError
 from gmmc.pixels import Shape, is_vector
 
@@ -32,7 +32,7 @@ def chosen(recipe: str, shape: Shape, classes: int, overrides: Mapping[str, Any]
         check_no_start(recipe)
         # Rows have no class names to choose a start by, and a silent fit would not report which it chose.
         changes["train.start"] = ""
-    cfg = config.load(recipe, changes)
+    cfg = recipes.load(recipe, changes)
     if changes.get("train.beta") and not cfg.samples:
         rule = f"beta={cfg.train.beta:g} needs generative epochs, and the recipe {shortened(recipe)} has none"
         raise InputError(f'{rule}; give settings={{"generative.epochs": …}}, or another recipe')
@@ -47,8 +47,8 @@ def chosen(recipe: str, shape: Shape, classes: int, overrides: Mapping[str, Any]
 
 def check_no_start(recipe: str | Path) -> None:
     """Refuse a recipe that names a start, which is a parameter here; "auto" is not followed."""
-    named = config.load(recipe).train.start
-    if named not in ("", config.AUTO_START):
+    named = recipes.load(recipe).train.start
+    if named not in ("", schema.AUTO_START):
         raise InputError(f"recipe must leave train.start to the parameter start, got {shortened(named)}")
 
 

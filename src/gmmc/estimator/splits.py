@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gmmc.data import LabelledImages
+from gmmc.data.splits import LabelledImages
 
 
 def held_out(images: Tensor, share: float, seed: int) -> Tensor:

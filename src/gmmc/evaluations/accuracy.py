@@ -7,13 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gmmc import core
+from gmmc.base.names import TEMPERATURES
 from gmmc.base.progress import Progress
 from gmmc.classifier.scores import batched, check_finite, tempered
-from gmmc.config import EvaluateConfig
-from gmmc.data import Dataset
+from gmmc.config.sections import EvaluateConfig
+from gmmc.data.splits import Dataset
 from gmmc.evaluations.calibration import brier
 from gmmc.evaluations.result import Result, conditions
-from gmmc.evaluations.temperatures import IN_WORDS, used
+from gmmc.evaluations.temperatures import used
 from gmmc.fid import intervals
 
 
@@ -46,7 +47,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
             model,
             split="test",
             images=len(labels),
-            temperature=IN_WORDS[used(network)],
+            temperature=TEMPERATURES[used(network)],
             gamma2=network.gamma2,
         ),
     )

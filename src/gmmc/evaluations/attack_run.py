@@ -8,7 +8,7 @@ from torch import Tensor
 from gmmc.base.progress import Progress
 from gmmc.base.seeds import generator
 from gmmc.classifier.scores import check_finite
-from gmmc.data import Dataset, LabelledImages
+from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.evaluations.attacks.campaign import Campaign, Store, content_key
 from gmmc.evaluations.attacks.protocol import Broken
 from gmmc.evaluations.attacks.target import Target

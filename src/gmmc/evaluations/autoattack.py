@@ -6,8 +6,8 @@ The attack that others quote. `robustness` has more attacks, and in its preset `
 from torch import nn
 
 from gmmc.base.progress import Progress
-from gmmc.config import EvaluateConfig
-from gmmc.data import Dataset
+from gmmc.config.sections import EvaluateConfig
+from gmmc.data.splits import Dataset
 from gmmc.evaluations.attack_run import (
     accuracies,
     check_answers,

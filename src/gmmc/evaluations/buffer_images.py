@@ -9,7 +9,7 @@ from gmmc import core
 from gmmc.classifier.model import Classifier
 from gmmc.classifier.scores import logits_at, unit_energies
 from gmmc.errors import InputError
-from gmmc.pixels import to_uint8, to_unit
+from gmmc.fid.chain_images import as_files
 from gmmc.runs.folder import RunFolder
 
 KEPT = 0.9  # of each predicted class
@@ -52,16 +52,6 @@ def read_buffer(folder: RunFolder | None, model: Classifier) -> Buffer:
     if labels is None or visits is None or not len(labels) == len(visits) == len(images):
         raise InputError("the buffer must hold a label and a number of visits for each image")
     return Buffer(as_files(images), model.label_tensor(labels, len(images)), visits, state.step)
-
-
-def as_files(chains: Tensor) -> Tensor:
-    """uint8, as image files would hold them."""
-    return torch.cat([to_uint8(to_unit(part)) for part in chains.split(10_000)])
-
-
-def evenly(count: int, most: int) -> Tensor:
-    """At most so many places of `count`, evenly spaced: slots are sorted by class at first."""
-    return torch.arange(min(count, most)) * count // min(count, most)
 
 
 def most_confident(model: Classifier, images: Tensor) -> Tensor:

@@ -5,13 +5,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gmmc import core
+from gmmc.base.names import TEMPERATURES
 from gmmc.base.progress import Progress
 from gmmc.base.seeds import generator
 from gmmc.classifier.scores import logits_at, tempered, unit_energies
-from gmmc.config import EvaluateConfig
-from gmmc.data import Dataset
+from gmmc.config.sections import EvaluateConfig
+from gmmc.data.splits import Dataset
 from gmmc.evaluations.result import Result, conditions
-from gmmc.evaluations.temperatures import IN_WORDS, doubts_of_fit, fitted_on, temperatures, used
+from gmmc.evaluations.temperatures import doubts_of_fit, fitted_on, temperatures, used
 
 BINS = 20  # the paper's M
 SIMULATIONS = 200
@@ -32,13 +33,13 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
     return Result(
         values=values,
         curves=curves,
-        flags=[*doubts_of_fit(found), *doubts(IN_WORDS[shown], values[f"{shown}/saturated"])],
+        flags=[*doubts_of_fit(found), *doubts(TEMPERATURES[shown], values[f"{shown}/saturated"])],
         conditions=conditions(
             model,
             split="test",
             images=len(labels),
             bins=f"{BINS} of equal width, the last one closed",
-            default_temperature=IN_WORDS[shown],
+            default_temperature=TEMPERATURES[shown],
             fitted_on=fitted_on(network, data),
         ),
     )

@@ -17,14 +17,15 @@ from torch import Tensor, nn
 
 from gmmc.base.progress import Progress
 from gmmc.classifier.model import Classifier
-from gmmc.config import EvaluateConfig
-from gmmc.data import Dataset
+from gmmc.config.sections import EvaluateConfig
+from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
-from gmmc.evaluations.buffer_images import KEPT, Buffer, evenly, most_confident, read_buffer
+from gmmc.evaluations.buffer_images import KEPT, Buffer, most_confident, read_buffer
 from gmmc.evaluations.generation_flags import doubts
 from gmmc.evaluations.memorisation import Memorisation, compare
 from gmmc.evaluations.result import Result, conditions
 from gmmc.fid import features, intervals
+from gmmc.fid.chain_images import evenly
 from gmmc.fid.feature_cache import known_features, training_features
 from gmmc.fid.features import FeatureNetwork
 from gmmc.fid.similarity import (

@@ -3,7 +3,7 @@
 import itertools
 
 from gmmc.classifier.model import Classifier
-from gmmc.data import Dataset
+from gmmc.data.splits import Dataset
 from gmmc.evaluations.buffer_images import Buffer
 from gmmc.fid.features import FeatureNetwork
 

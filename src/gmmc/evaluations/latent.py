@@ -8,8 +8,8 @@ from gmmc.base.progress import Progress
 from gmmc.base.seeds import generator
 from gmmc.classifier.model import Classifier
 from gmmc.classifier.scores import batched, check_finite, tempered
-from gmmc.config import EvaluateConfig
-from gmmc.data import Dataset
+from gmmc.config.sections import EvaluateConfig
+from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.evaluations.result import Result, conditions
 from gmmc.fid import intervals

@@ -5,6 +5,7 @@ After Athalye et al. 2018 and Carlini et al. 2019; each is checked every time, r
 
 import itertools
 
+from gmmc.base.names import PAPER_PGD, WORST_CASE
 from gmmc.evaluations.result import Result
 
 FAR = 0.05  # of all images: an accuracy that should be about zero, or two that should be about equal
@@ -18,7 +19,7 @@ def checks(result: Result) -> dict[str, bool]:
     found[f"gradients of PGD’s cross-entropy are exactly zero for {still:.1%} of the images"] = still > 0
     curve = result.curves["linf"]
     largest = curve["eps"][-1]
-    for attack, words in (("paper_pgd", "PGD by the paper’s protocol"), ("worst_case", "the worst case")):
+    for attack, words in ((PAPER_PGD, "PGD by the paper’s protocol"), (WORST_CASE, "the worst case")):
         left = curve["accuracy"][attack][-1]
         found[f"{words} leaves {left:.1%} at ε = {largest:g}/255, where nothing should hold"] = left > FAR
     found |= black_boxes(values)
@@ -51,7 +52,7 @@ def more_steps(curve: dict[str, list[float]]) -> dict[str, bool]:
 
 def far_under(curve: dict) -> dict[str, bool]:
     """Where PGD and the worst case are furthest apart."""
-    pairs = zip(curve["eps"], curve["accuracy"]["paper_pgd"], curve["accuracy"]["worst_case"], strict=True)
+    pairs = zip(curve["eps"], curve["accuracy"][PAPER_PGD], curve["accuracy"][WORST_CASE], strict=True)
     known = [(pgd - worst, eps, pgd, worst) for eps, pgd, worst in pairs if pgd is not None]
     gap, eps, pgd, worst = max(known)
     return {f"the worst case is {worst:.1%} at {eps:g}/255, where PGD says {pgd:.1%}": gap > FAR_UNDER}

@@ -7,30 +7,23 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from gmmc.base.names import SCORE_QUANTITIES, TEMPERATURES
 from gmmc.base.progress import Progress
 from gmmc.classifier.abstention import NEIGHBOURS
 from gmmc.classifier.model import Classifier
 from gmmc.classifier.scores import Tempered, check_finite, feature_scores, features, gradient_norms, tempered
-from gmmc.config import EvaluateConfig
-from gmmc.data import GENERATED, Dataset, Outside, find_outside
+from gmmc.config.sections import EvaluateConfig
+from gmmc.data.ood_sets import GENERATED, Outside, find_outside
+from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.evaluations.detection import bootstrap, detect, histogram
 from gmmc.evaluations.result import Result, conditions
-from gmmc.evaluations.temperatures import IN_WORDS, doubts_of_fit, fitted_on, temperatures
+from gmmc.evaluations.temperatures import doubts_of_fit, fitted_on, temperatures
 from gmmc.fid import intervals
 
 REPLICATES = 200
 MOSTLY = 0.5  # share of another set that is too much to accept
 INSIDE = "test images"  # beside the names of the other sets, where a value is of one set alone
-
-SCORE_WORDS = {
-    "log_density": "log p(x)",
-    "span_density": "log p(x) in the span of the means",
-    "residual": "the energy outside the span",
-    "neighbours": "the distance to training features",
-    "max_posterior": "max p(y|x)",
-    "gradient_norm": "the gradient norm",
-}
 
 Scores = dict[tuple[str, str], np.ndarray]  # (score, temperature) → one number per image
 
@@ -135,7 +128,7 @@ def all_scores(network: Tempered, seen: Seen, gamma2s: dict[str, float]) -> Scor
     for name, gamma2 in gamma2s.items():
         confidence = feature_scores(network, seen.features, gamma2, ["max_posterior"])["max_posterior"]
         scores["max_posterior", name] = confidence.numpy()
-    order = [(score, name) for score in SCORE_WORDS for name in gamma2s]
+    order = [(score, name) for score in SCORE_QUANTITIES for name in gamma2s]
     return {key: scores[key] for key in order if key in scores}
 
 
@@ -228,7 +221,7 @@ class Counter:
 def ties(inside: Scores) -> list[str]:
     """A score that is the same for all images tells nothing apart: a network may pass no gradient back."""
     return [
-        f"{score} with {IN_WORDS[name]}: all test images have the same score"
+        f"{score} with {TEMPERATURES[name]}: all test images have the same score"
         for (score, name), values in inside.items()
         if len(values) > 1 and (values == values[0]).all()
     ]
@@ -240,7 +233,7 @@ def accepted_sets(values: dict[str, float], rule: dict[str, Any]) -> list[str]:
         key.removesuffix("/accepted"): value for key, value in values.items() if key.endswith("/accepted")
     }
     return [
-        f"{name}: the model accepts {share:.0%} of these images, by {SCORE_WORDS[rule['score']]}"
+        f"{name}: the model accepts {share:.0%} of these images, by {SCORE_QUANTITIES[rule['score']]}"
         for name, share in shares.items()
         if name != INSIDE and share > MOSTLY
     ]
@@ -256,7 +249,7 @@ def doubts(values: dict[str, float], ranges: dict[str, tuple[float, float]]) -> 
     wrong: dict[str, list[str]] = {}
     for (name, score), (place, value) in first.items():
         if ranges.get(place, (value, value))[1] < 0.5:
-            wrong.setdefault(name, []).append(f"{value:.2f} by {SCORE_WORDS[score]}")
+            wrong.setdefault(name, []).append(f"{value:.2f} by {SCORE_QUANTITIES[score]}")
     return [
         f"{name}: these images look more familiar than the test images (AUROC {', '.join(by)})"
         for name, by in wrong.items()

@@ -13,9 +13,10 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
+from gmmc.base.names import PAPER_PGD, WORST_CASE
 from gmmc.base.progress import Progress
-from gmmc.config import EvaluateConfig
-from gmmc.data import Dataset, LabelledImages
+from gmmc.config.sections import EvaluateConfig
+from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations import masking
 from gmmc.evaluations.attack_run import (
@@ -34,7 +35,7 @@ from gmmc.evaluations.attacks.target import Target
 from gmmc.evaluations.result import Result, conditions
 from gmmc.fid import intervals
 from gmmc.pictures import grid
-from gmmc.runs import folder as runs
+from gmmc.runs import model_file
 from gmmc.runs.folder import RunFolder
 
 GUIDES = 1000  # training images whose features may be imitated
@@ -100,7 +101,7 @@ def guides(
 def load_surrogate(run: str, model: nn.Module, data: Dataset) -> Target | None:
     if not run:
         return None
-    other = runs.load(run, str(next(model.parameters(), torch.empty(0)).device))
+    other = model_file.load(run, str(next(model.parameters(), torch.empty(0)).device))
     if (other.shape, other.class_names) != (data.shape, data.class_names):
         raise InputError(f"the surrogate must be a model of the same images and classes, got {run}")
     return Target(other)
@@ -155,7 +156,7 @@ def with_worst_case(broken: Broken) -> Broken:
     for threat, masks in broken.items():  # of each norm the smallest ε first
         norm = threat.split("_")[0]
         worst = union(masks | {"smaller": so_far[norm]}) if norm in so_far else union(masks)
-        found[threat], so_far[norm] = masks | {"worst_case": worst}, worst
+        found[threat], so_far[norm] = masks | {WORST_CASE: worst}, worst
     return found
 
 
@@ -169,13 +170,13 @@ def curve(values: dict[str, float], ranges: dict[str, tuple[float, float]]) -> d
         "accuracy": {
             attack: [values.get(f"{threat}/{attack}/accuracy") for threat in threats] for attack in attacks
         },
-        "interval": {"worst_case": [list(ranges[f"{threat}/worst_case/accuracy"]) for threat in threats]},
+        "interval": {WORST_CASE: [list(ranges[f"{threat}/{WORST_CASE}/accuracy"]) for threat in threats]},
     }
 
 
 def by_steps(values: dict[str, float]) -> dict[str, list[float]]:
     """PGD's accuracy at 8/255 with more and more steps."""
-    names = {10: "pgd_10", 40: "paper_pgd", 200: "pgd_200"}
+    names = {10: "pgd_10", 40: PAPER_PGD, 200: "pgd_200"}
     found = {steps: values.get(f"linf_8/{name}/accuracy") for steps, name in names.items()}
     known = {steps: accuracy for steps, accuracy in found.items() if accuracy is not None}
     return {"steps": list(known), "accuracy": list(known.values())}

@@ -15,8 +15,8 @@ from torch import Tensor
 from gmmc.base.progress import Progress
 from gmmc.base.seeds import generator
 from gmmc.classifier.model import Classifier
-from gmmc.config import EvaluateConfig
-from gmmc.data import Dataset, LabelledImages
+from gmmc.config.sections import EvaluateConfig
+from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations.result import Result, conditions
 from gmmc.fid import intervals

@@ -1,9 +1,7 @@
 """The three temperatures at which a posterior is looked at."""
 
 from gmmc.classifier.scores import GAMMA2_RANGE, Tempered, fit_gamma2, unit_energies
-from gmmc.data import Dataset
-
-IN_WORDS = {"fitted": "the fitted γ²", "unit": "γ = 1", "paper": "the paper's γ²", "given": "the given γ²"}
+from gmmc.data.splits import Dataset
 
 
 def temperatures(network: Tempered, data: Dataset) -> dict[str, float]:

@@ -13,11 +13,11 @@ from torch import nn
 
 from gmmc.base.progress import Progress
 from gmmc.classifier.model import Classifier
-from gmmc.config import EvaluateConfig
-from gmmc.data import Dataset, LabelledImages
+from gmmc.config.sections import EvaluateConfig
+from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations.accuracy import logits_of
-from gmmc.evaluations.buffer_images import Buffer, evenly
+from gmmc.evaluations.buffer_images import Buffer
 from gmmc.evaluations.generation import (
     KID_PROTOCOL,
     SELECTION,
@@ -36,6 +36,7 @@ from gmmc.evaluations.generation import (
 from gmmc.evaluations.generation_flags import doubts_of_buffer, doubts_of_chains, doubts_of_counts
 from gmmc.evaluations.result import Result, conditions
 from gmmc.fid import features, intervals
+from gmmc.fid.chain_images import evenly
 from gmmc.fid.feature_cache import training_features
 from gmmc.fid.features import FeatureNetwork
 from gmmc.pictures import GRID_COLUMNS, grid

@@ -4,23 +4,25 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gmmc.base.tables import MISSING, Cell, Line, Table, as_markdown
 from gmmc.base.text import printable, shortened
 from gmmc.classifier.model import Classifier
-from gmmc.config import Config
+from gmmc.config.schema import Config
 from gmmc.data.named import NAMED
 from gmmc.errors import InputError
 from gmmc.pixels import is_vector
 from gmmc.report import card, sections
 from gmmc.report.conditions import conditions
 from gmmc.report.headline import GROUPS
-from gmmc.report.numbers import MISSING, plain
+from gmmc.report.numbers import plain
 from gmmc.report.ood import SETS
-from gmmc.report.parts import Line, flags
+from gmmc.report.parts import flags
 from gmmc.report.reading import Entry, Run, read_runs
-from gmmc.runs.results import RESULTS
+from gmmc.runs.layout import RESULTS
 
 LIBRARY = "gmmc"
 TAGS = ("energy-based-model", "generative-classifier", "out-of-distribution-detection")
@@ -154,10 +156,9 @@ def checked_numbers(run: Run) -> str:
 
 def numbers(run: Run) -> str:
     """A table with 95% intervals, the doubts, and to unfold the conditions."""
-    rows = ["| | measured | 95% interval |", "| --- | --- | --- |"]
-    rows += [row(line) for line in [*card.numbers(run).lines, *others(run)] if is_shown(line)]
+    lines = [with_interval(line) for line in [*card.numbers(run).lines, *others(run)] if is_shown(line)]
     doubts = [f"{sections.KNOWN[name][0]}: {flag}" for name in known(run) for _, flag in flags(name, [run])]
-    parts = ["\n".join(rows)]
+    parts = [as_markdown(Table(["measured", "95% interval"], lines), escaped)]
     parts += ["What the evaluations themselves doubt:", points(doubts)] if doubts else []
     told = points(told_conditions(run))
     parts.append(f"<details><summary>Conditions</summary>\n\n{told}\n\n</details>")
@@ -181,13 +182,11 @@ def is_shown(line: Line) -> bool:
     return line.kind != "flag" or line.label == card.NO_ROBUSTNESS
 
 
-def row(line: Line) -> str:
-    label = escaped(line.label)
-    if not line.cells:
-        return f"| {label} | | |" if line.kind == "flag" else f"| **{label}** | | |"
-    found = line.cells[0]
-    label = f"**{label}**" if line.strong else label
-    return f"| {label} | {escaped(found.text)} | {escaped(found.below) or MISSING} |"
+def with_interval(line: Line) -> Line:
+    """The first value of a line, and its interval in a column of its own."""
+    return replace(
+        line, cells=[Cell(line.cells[0].text), Cell(line.cells[0].below or MISSING)] if line.cells else ()
+    )
 
 
 def told_conditions(run: Run) -> Iterator[str]:

@@ -8,17 +8,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gmmc import __version__, config
+from gmmc import __version__
 from gmmc.base.atomic import write_atomic
 from gmmc.base.inputs import parse_json, read_bytes
 from gmmc.base.limits import LONG_SHOWN
 from gmmc.base.outputs import check_replaceable, check_writable, has_mark, removed_on_failure
 from gmmc.base.text import printable, shortened
 from gmmc.classifier.model import Classifier
+from gmmc.config import recipes
 from gmmc.errors import InputError
-from gmmc.runs import folder as runs
-from gmmc.runs import shipped as pretrained
-from gmmc.runs.results import CONFIG, DESCRIPTION, MODEL, RESULTS
+from gmmc.runs import model_file, shipped
+from gmmc.runs.layout import CONFIG, DESCRIPTION, MODEL, RESULTS
 
 if TYPE_CHECKING:
     from gmmc.report.reading import Run
@@ -53,7 +53,7 @@ def save_pretrained(
         )
     folder = Path(folder)
     _check_place(folder)
-    model = source if isinstance(source, Classifier) else runs.load(source)
+    model = source if isinstance(source, Classifier) else model_file.load(source)
     told = card.read(
         None if isinstance(source, Classifier) else _folder_of(source), folder, model.cfg, results
     )
@@ -68,8 +68,8 @@ def _write(model: Classifier, told: "Run", folder: Path, licence: str | None) ->
 
     new = folder / f".{MODEL}.tmp"
     try:
-        runs.save_model(new, model)
-        stored = runs.load(new)  # described is what a reader gets: weights and scores may be rounded
+        model_file.save_model(new, model)
+        stored = model_file.load(new)  # described is what a reader gets: weights and scores may be rounded
         text = card.render(told, stored, folder.resolve().name, licence).encode()
         facts = described(stored) | {CARD_HASH: hashlib.sha256(text).hexdigest()}
         description = json.dumps(facts, indent=2, ensure_ascii=False, allow_nan=False)
@@ -99,7 +99,7 @@ def from_pretrained(source: str | Path, *, device: str = "cpu", revision: str | 
         if not (folder / name).is_file():
             other = "; gmmc.load reads run folders" if (folder / MODEL).is_file() else ""
             raise InputError(f"{source} was not written by save_pretrained: it has no {name}{other}")
-    model = runs.load(folder, device)
+    model = model_file.load(folder, device)
     _check_description(folder / DESCRIPTION, model)
     return model
 
@@ -136,7 +136,7 @@ def _check_description(file: Path, model: Classifier) -> None:
     own = described(model)
     try:  # with the defaults of what was not there when it was written
         recipe = told.get("recipe", {})
-        cfg = config.stored(recipe)[0] if isinstance(recipe, dict) else config.from_dict(recipe)
+        cfg = recipes.stored(recipe)[0] if isinstance(recipe, dict) else recipes.from_dict(recipe)
         told["recipe"] = json.loads(json.dumps(dataclasses.asdict(cfg)))
     except InputError as error:
         raise InputError(f"the recipe in {file} is not one of this version of gmmc: {error}") from None
@@ -200,7 +200,7 @@ def _is_unedited(card: Path, description: Mapping[str, Any]) -> bool:
 
 def _folder_of(source: str | Path) -> Path | None:
     """Where results.json and card.toml of a run are; none of a file that is not a run's finished model."""
-    place = pretrained.newest(source)
+    place = shipped.newest(source)
     folder = place.parent if place.name == MODEL else place
     return folder if (folder / CONFIG).is_file() or (folder / RESULTS).is_file() else None
 
@@ -208,10 +208,10 @@ def _folder_of(source: str | Path) -> Path | None:
 def _downloaded(repository: str, revision: str | None) -> Path:
     """The two files that are needed, from the Hub or from what its client kept of them."""
     if not REPOSITORY.fullmatch(repository):
-        shipped = f'; gmmc.load("{repository}") reads it' if repository in pretrained.names() else ""
+        hint = f'; gmmc.load("{repository}") reads it' if repository in shipped.names() else ""
         raise InputError(
             "a model must be a folder, or a repository on the Hub (user/name), "
-            f"got {shortened(repository)}{shipped}"
+            f"got {shortened(repository)}{hint}"
         )
     import huggingface_hub
     from huggingface_hub import errors

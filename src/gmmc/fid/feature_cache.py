@@ -13,7 +13,8 @@ from torch import Tensor
 from gmmc.base.atomic import write_atomic
 from gmmc.base.progress import Progress
 from gmmc.base.tensorfile import Damaged, pack, unpack
-from gmmc.data import Dataset, cache
+from gmmc.data import cache
+from gmmc.data.splits import Dataset
 from gmmc.fid.features import FeatureNetwork
 
 FORMAT = 1  # another number where features change: older entries are not looked at

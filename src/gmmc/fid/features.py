@@ -22,7 +22,8 @@ from gmmc.base.inputs import expanded
 from gmmc.base.precision import full_float32
 from gmmc.base.progress import Progress
 from gmmc.base.text import shortened
-from gmmc.data import Dataset, cache
+from gmmc.data import cache
+from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.fid import small_features
 from gmmc.pixels import to_signed

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gmmc.base.progress import Progress
 from gmmc.base.seeds import derived_seed, generator
-from gmmc.data import LabelledImages
+from gmmc.data.splits import LabelledImages
 from gmmc.pixels import to_signed
 
 SEED = 0

@@ -13,11 +13,17 @@ from torch import Tensor
 
 from gmmc import __version__, pictures
 from gmmc.base.atomic import write_atomic
-from gmmc.base.outputs import PNG_MARK, check_replaceable, has_mark
+from gmmc.base.outputs import PNG_MARK, check_replaceable, check_within, check_writable, has_mark
 from gmmc.base.seeds import generator
-from gmmc.data import GENERATED, Dataset
+from gmmc.classifier.image_files import check_images
+from gmmc.data.files import read_image
+from gmmc.data.ood_sets import GENERATED
+from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.pixels import as_uint8, as_unit
+from gmmc.runs import shipped
+from gmmc.runs.finished import load_model
+from gmmc.runs.training_data import load_data
 
 
 class Example(NamedTuple):
@@ -62,3 +68,16 @@ def write(examples: list[Example], folder: Path) -> dict[Path, Example]:
         picture = pictures.to_image(as_unit(example.image))
         write_atomic(path, pictures.png(picture, {"gmmc": __version__}))
     return placed
+
+
+def write_examples(run: str) -> dict[Path, Example]:
+    """Write images to try `gmmc predict` on; see the top of this module for the rule that chooses them."""
+    model = load_model(run, "cpu")
+    check_images(model)
+    place = shipped.workplace(run)
+    folder = place / "examples"
+    check_within(folder, place, "RUN")
+    check_writable(folder, "RUN")
+    images = {path.stem: read_image(path, model.shape) for path in shipped.drawn_images(run)}
+    own = drawn(images) if images else [held_out(load_data(model, run))]
+    return write(with_others(own), folder)

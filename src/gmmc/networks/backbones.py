@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gmmc.base.limits import BACKBONE_NAME
 from gmmc.base.text import shortened
-from gmmc.config import ModelConfig
+from gmmc.config.sections import ModelConfig
 from gmmc.errors import InputError
 from gmmc.pixels import Shape
 

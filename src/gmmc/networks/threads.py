@@ -6,7 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from gmmc.config import Config, ModelConfig
+from gmmc.config.schema import Config
+from gmmc.config.sections import ModelConfig
 from gmmc.networks.backbones import build_backbone
 from gmmc.pixels import Shape
 

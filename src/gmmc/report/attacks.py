@@ -4,15 +4,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gmmc.base.names import ATTACKS, AUTOATTACK, AUTOATTACK_PARTS, PAPER_PGD, WORST_CASE
 from gmmc.report.canvas import ACCENT, GOOD, INK, RUNS, WARM
 from gmmc.report.reading import Entry
 
 NORMS = {"linf": "L∞", "l2": "L2"}
 UNITS = {"linf": "/255", "l2": ""}
 PLACE = re.compile(r"(linf|l2)_(\d+(?:\.\d+)?)/([^/]+)/accuracy")  # {threat}/{attack}/accuracy
-PAPER, WORST, AUTOATTACK = "paper_pgd", "worst_case", "autoattack"
-
-AUTOATTACK_PARTS = {"apgd_ce": "APGD-CE", "apgd_t": "APGD-T", "fab_t": "FAB-T", "square": "Square"}
 
 
 @dataclass(frozen=True)
@@ -21,7 +19,7 @@ class Family:
 
     title: str
     colour: str
-    attacks: dict[str, str]
+    attacks: tuple[str, ...]
     # Where others printed the like, and under which name for each of our columns.
     tables: tuple[str, ...] = ()
     numbers: tuple[tuple[str, str], ...] = ()
@@ -30,37 +28,25 @@ class Family:
 FURTHER = Family(
     "Further attacks",
     RUNS[3],
-    {"transfer": "transfer from another model", "restarts": "restarts on what survived"},
+    ("transfer", "restarts"),
 )
 FAMILIES = (
     Family(
         "The paper’s protocol",
         WARM,
-        {PAPER: "PGD-40 on cross-entropy, the paper’s γ²"},
+        (PAPER_PGD,),
         ("pgd",),
         tuple((f"linf_{epsilon}", f"linf_{epsilon}_255") for epsilon in (4, 8, 16, 32)),
     ),
     Family(
         "Adaptive attacks",
         ACCENT,
-        {
-            "margin": "logit margin",
-            "pull": "pull to each other mean",
-            "temperatures": "cross-entropy, several temperatures",
-            "features": "feature matching",
-        },
+        ("margin", "pull", "temperatures", "features"),
     ),
     Family(
         "AutoAttack and its parts",
         GOOD,
-        {
-            "apgd_ce": "APGD on cross-entropy",
-            "apgd_t": "then APGD, targeted",
-            "fab_t": "then FAB, targeted",
-            "square": "Square alone (black box)",
-            AUTOATTACK: "AutoAttack, all parts",
-            "autoattack_parts": "these parts, not all of AutoAttack",
-        },
+        (*AUTOATTACK_PARTS, AUTOATTACK, "autoattack_parts"),
         ("peers_linf", "peers"),
         (("linf_8", "autoattack"),),
     ),
@@ -68,7 +54,7 @@ FAMILIES = (
     Family(
         "Image by image",
         INK,
-        {WORST: "worst case of all that ran"},
+        (WORST_CASE,),
         ("peers_linf", "peers_robust", "peers"),
         (("linf_8", "robust"), ("l2_0.5", "robust_l2_half")),
     ),
@@ -93,7 +79,7 @@ def epsilons_of(entry: Entry, norm: str) -> list[str]:
 def worst_case(entries: Sequence[Entry]) -> str:
     """Name of the worst case by the preset of its attacks, and by what of AutoAttack this preset lacks."""
     presets = " and ".join(dict.fromkeys(filter(None, map(preset_of, entries))))
-    return f"worst case of the attacks of preset {presets}" if presets else "worst case of all that ran"
+    return f"worst case of the attacks of preset {presets}" if presets else ATTACKS[WORST_CASE]
 
 
 def preset_of(entry: Entry) -> str:
@@ -119,7 +105,7 @@ def named(attack: str) -> tuple[Family, str]:
     """The family of an attack and what it is called; one of the future is a further one."""
     for family in FAMILIES:
         if attack in family.attacks:
-            return family, family.attacks[attack]
+            return family, ATTACKS[attack]
     if is_shorter_or_longer(attack):
         return FAMILIES[0], f"PGD-{attack.removeprefix('pgd_')}, likewise"
     return FURTHER, attack.replace("_", " ")

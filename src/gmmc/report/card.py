@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from gmmc.base.names import AUTOATTACK, PAPER_PGD, SCORES, TEMPERATURES, WORST_CASE
 from gmmc.base.text import shortened, suggestion
 from gmmc.errors import InputError
 from gmmc.report import pictures, sections
-from gmmc.report.attacks import AUTOATTACK, PAPER, WORST
 from gmmc.report.headline import DENSITY, doubts, lines_of, measured_on
 from gmmc.report.numbers import plain
-from gmmc.report.ood import INSIDE, SCORES, SETS, TEMPERATURES, Places, rule
+from gmmc.report.ood import INSIDE, SETS, Places, rule
 from gmmc.report.parts import Cell, Group, Line, Panel, Section, Table, per_run, value_lines
 from gmmc.report.reading import CARD, Run
 
@@ -26,9 +26,9 @@ HEADINGS = {
 }
 ABOUT = "What to know before using a model: the words are those of card.toml, the numbers of results.json."
 
-ROBUST = f"linf_8/{WORST}/accuracy"
+ROBUST = f"linf_8/{WORST_CASE}/accuracy"
 # The worst case goes first: who quotes one number takes this one.
-UNDER_ATTACK = (ROBUST, f"linf_8/{PAPER}/accuracy")
+UNDER_ATTACK = (ROBUST, f"linf_8/{PAPER_PGD}/accuracy")
 UNDER_AUTOATTACK = tuple(f"{threat}/{AUTOATTACK}/accuracy" for threat in ("linf_8", "linf_4"))
 NO_ROBUSTNESS = "not measured: do not assume any"
 CARRIED = {

@@ -9,7 +9,19 @@ from gmmc.report.canvas import ACCENT, SOFT
 from gmmc.report.conditions import in_words
 from gmmc.report.figures import Series, against, series_legend
 from gmmc.report.numbers import MISSING, plain, score
-from gmmc.report.parts import Cell, Group, Key, Line, Panel, Table, cell, having, per_run, value_lines
+from gmmc.report.parts import (
+    Cell,
+    Group,
+    Key,
+    Line,
+    Panel,
+    Table,
+    add_published,
+    cell,
+    having,
+    per_run,
+    value_lines,
+)
 from gmmc.report.reading import Entry, Run
 
 PROTOCOLS = {
@@ -93,7 +105,7 @@ def protocol_table(name: str, runs: Sequence[Run]) -> Table:
     data = {run.data for run in runs}
     rows = published.find(data.pop(), "hybrid") if len(data) == 1 else []
     metrics = [metric if metric in ("fid", "inception_score") else "" for metric in METRICS]
-    table.add_published(rows, ["", *metrics])
+    add_published(table, rows, ["", *metrics])
     table.remark = SELECTED if rows else ""
     return table
 

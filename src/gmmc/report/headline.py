@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gmmc.base.names import AUTOATTACK, PAPER_PGD, TEMPERATURES, WORST_CASE
 from gmmc.report import published, sections, speed
-from gmmc.report.attacks import AUTOATTACK, PAPER, WORST, worst_case
+from gmmc.report.attacks import worst_case
 from gmmc.report.numbers import MISSING, duration, plain, printed
-from gmmc.report.ood import SETS, TEMPERATURES, Places
-from gmmc.report.parts import NOT_OURS, Cell, Group, Line, Section, Table, cells, flags, having
+from gmmc.report.ood import SETS, Places
+from gmmc.report.parts import NOT_OURS, Cell, Group, Line, Section, Table, add_published, cells, flags, having
 from gmmc.report.reading import Run
 
 PUBLISHED_MODELS = ("GMMC (Gen)", "GMMC (Dis)", "JEM", "Softmax")  # those with a number in several tables
@@ -58,10 +59,13 @@ GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
         "Accuracy under attack",
         (
             Wanted(
-                "PGD-40, L∞ 8/255: the paper’s protocol", f"linf_8/{PAPER}/accuracy", "linf_8_255", ("pgd",)
+                "PGD-40, L∞ 8/255: the paper’s protocol",
+                f"linf_8/{PAPER_PGD}/accuracy",
+                "linf_8_255",
+                ("pgd",),
             ),
-            Wanted("{worst_case}, L∞ 8/255", f"linf_8/{WORST}/accuracy"),
-            Wanted("{worst_case}, L2 0.5", f"l2_0.5/{WORST}/accuracy"),
+            Wanted("{worst_case}, L∞ 8/255", f"linf_8/{WORST_CASE}/accuracy"),
+            Wanted("{worst_case}, L2 0.5", f"l2_0.5/{WORST_CASE}/accuracy"),
         ),
     ),
     "autoattack": (
@@ -278,7 +282,7 @@ def literature(runs: Sequence[Run]) -> list[Group]:
             cells([run.results.get(places[k][0]) for run in runs], [places[k][1]] * len(runs)) for k in keys
         ]
         table.lines = [Line(run.name, [column[i] for column in columns]) for i, run in enumerate(runs)]
-        table.add_published(rows, keys)
+        add_published(table, rows, keys)
         table.remark = COMPARABLE if generated and "fid" in keys else ""
         if rows:
             groups.append(Group(title, tables=[table], folded=folded))

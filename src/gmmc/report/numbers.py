@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-MISSING = "–"
+from gmmc.base.tables import MISSING
+
 FRACTION = re.compile(
     r"(^|_)(top\d|ece|accuracy|agreement|saturated|fpr95|share|fraction|rate|clean|accepted)($|_)"
 )

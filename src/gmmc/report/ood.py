@@ -3,18 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gmmc.base.names import SCORES, TEMPERATURES
 from gmmc.report import figures, published
-from gmmc.report.parts import Group, Key, Line, Panel, Table, cell, cells, in_rows
+from gmmc.report.parts import Group, Key, Line, Panel, Table, add_published, cell, cells, in_rows
 from gmmc.report.reading import Run
 
-SCORES = {
-    "log_density": "log p(x)",
-    "span_density": "log p(x) in the span of the means",
-    "residual": "−energy outside that span",
-    "neighbours": "−distance to training features",
-    "max_posterior": "max p(y|x)",
-    "gradient_norm": "−‖∂ log p(x)/∂x‖",
-}
 INSIDE = "test images"  # as the evaluation names them beside the other sets
 SETS = {
     "svhn": "SVHN",
@@ -31,7 +24,6 @@ SETS = {
     "cutout": "Cut-out",
 }
 MEASURES = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR at 95% TPR"}
-TEMPERATURES = {"fitted": "fitted γ²", "unit": "γ = 1", "paper": "the paper’s γ²"}
 # Shown at the first of these temperatures; all other scores at γ = 1 where they have it.
 CONFIDENCE = "max_posterior"
 ROOMY = 6  # columns that fit without being set closer
@@ -132,7 +124,7 @@ def score_table(name: str, runs: Sequence[Run], places: Places, at: Mapping[str,
         table.lines += [Line(run.name, found[i * width : (i + 1) * width]) for i, run in enumerate(runs)]
         if measure == "auroc" and one_data_set:
             rows = published.find(runs[0].data, f"ood/{score}", f"peers_ood/{score}")
-            table.add_published(rows, places.sets, ["auroc"] * width)
+            add_published(table, rows, places.sets, ["auroc"] * width)
     return table
 
 

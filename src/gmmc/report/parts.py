@@ -1,68 +1,30 @@
 """What the page is made of. Sections fill these; the template lays them out."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from markupsafe import Markup
 
-from gmmc.report.numbers import MISSING, common_digits, printed, shown, shown_interval
+from gmmc.base.tables import MISSING, Cell, Line, Table
+from gmmc.report.numbers import common_digits, printed, shown, shown_interval
 from gmmc.report.published import Row as PublishedRow
 from gmmc.report.reading import Entry, Run
 
 NOT_OURS = "published, not measured by us"
 
 
-@dataclass(frozen=True)
-class Cell:
-    text: str = MISSING
-    below: str = ""  # in small print
-    below_is: str = "95% interval"
-    source: str = ""  # of a published number
-    note: int = 0  # number of the foot note with the source
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a table: numbers of ours or of others, or a heading or a warning across all columns."""
-
-    label: str
-    cells: Sequence[Cell] = ()
-    kind: Literal["ours", "published", "group", "not-ours", "flag"] = "ours"
-    note: int = 0
-    source: str = ""
-    see: tuple[str, str] | None = None  # key and title of the section that tells more
-    strong: bool = False  # the one to remember
-
-
-@dataclass
-class Table:
-    columns: Sequence[str]
-    lines: list[Line] = field(default_factory=list)
-    corner: str = ""
-    caption: str = ""
-    published_columns: int = 0  # so many at the right are not ours
-    notes: list[str] = field(default_factory=list)
-    remark: str = ""  # below the table
-    dense: bool = False  # many columns, set closer
-
-    def note(self, text: str) -> int:
-        """The number of a foot note; the same text has one number."""
-        if text not in self.notes:
-            self.notes.append(text)
-        return self.notes.index(text) + 1
-
-    def add_published(
-        self, rows: Iterable[PublishedRow], keys: Sequence[str], kinds: Sequence[str] = ()
-    ) -> None:
-        """Lines of others below ours, under a heading that says so. `kinds`: how each number is written."""
-        chosen = [row for row in rows if any(key in row.numbers for key in keys)]
-        if chosen:
-            self.lines.append(Line(NOT_OURS, kind="not-ours"))
-        for row in chosen:
-            numbers = [row.numbers.get(key) for key in keys]
-            cells = [Cell(printed(kind, n)) for kind, n in zip(kinds or keys, numbers, strict=True)]
-            self.lines.append(Line(row.model, cells, "published", self.note(row.citation), row.citation))
+def add_published(
+    table: Table, rows: Iterable[PublishedRow], keys: Sequence[str], kinds: Sequence[str] = ()
+) -> None:
+    """Add lines of others below ours, under a heading. `kinds`: how each number is written."""
+    chosen = [row for row in rows if any(key in row.numbers for key in keys)]
+    if chosen:
+        table.lines.append(Line(NOT_OURS, kind="not-ours"))
+    for row in chosen:
+        numbers = [row.numbers.get(key) for key in keys]
+        cells = [Cell(printed(kind, n)) for kind, n in zip(kinds or keys, numbers, strict=True)]
+        table.lines.append(Line(row.model, cells, "published", table.note(row.citation), row.citation))
 
 
 Stroke = Literal["solid", "dashed", "dotted"]

@@ -8,10 +8,12 @@ from typing import Any, Literal
 from gmmc.base.inputs import kind_of
 from gmmc.base.limits import LONG_SHOWN
 from gmmc.base.text import printable, shortened
-from gmmc.config import read_toml
+from gmmc.config.recipes import read_toml
 from gmmc.errors import InputError
-from gmmc.runs import shipped as pretrained
-from gmmc.runs.results import CONFIG, LAST_GOOD, MODEL, RESULTS, is_training, read_metrics, read_results
+from gmmc.runs import shipped
+from gmmc.runs.layout import CONFIG, LAST_GOOD, MODEL, RESULTS, is_training
+from gmmc.runs.metrics import read_metrics
+from gmmc.runs.results import read_results
 
 # measured: results without a training, of a benchmark for example
 State = Literal["finished", "diverged", "in progress", "stopped", "measured"]
@@ -65,15 +67,15 @@ class Run:
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[Run]:
-    paths = [pretrained.newest(folder) for folder in folders]
+    paths = [shipped.newest(folder) for folder in folders]
     if not paths:
         raise InputError("RUN must be at least one run folder, got none")
     for path in paths:
         if not (path / CONFIG).is_file() and not (path / RESULTS).is_file():
-            shipped = pretrained.listed("; models that ship with gmmc")
+            models = shipped.listed("; models that ship with gmmc")
             kind = "has none" if path.is_dir() else kind_of(path)
             shown = f"{shortened(str(path), LONG_SHOWN)}, which {kind}"
-            raise InputError(f"RUN must be a run folder, with a {CONFIG} in it, got {shown}{shipped}")
+            raise InputError(f"RUN must be a run folder, with a {CONFIG} in it, got {shown}{models}")
     return [_read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
 
 
@@ -134,7 +136,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
     A model that ships with gmmc has no more than its name.
     """
-    whole = [(path.name,) if pretrained.is_shipped(path) else path.resolve().parts for path in paths]
+    whole = [(path.name,) if shipped.is_shipped(path) else path.resolve().parts for path in paths]
     depth = 1
     while depth < max(map(len, whole)) and len({parts[-depth:] for parts in whole}) < len(set(whole)):
         depth += 1

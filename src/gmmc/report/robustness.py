@@ -9,14 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from gmmc.base.names import AUTOATTACK, PAPER_PGD, WORST_CASE
 from gmmc.report import pictures, published
 from gmmc.report.attacks import (
-    AUTOATTACK,
     NORMS,
-    PAPER,
     PLACE,
     UNITS,
-    WORST,
     attacks_of,
     by_family,
     epsilons_of,
@@ -34,6 +32,7 @@ from gmmc.report.parts import (
     Line,
     Panel,
     Table,
+    add_published,
     cell,
     cells,
     having,
@@ -78,7 +77,7 @@ def summary(name: str, runs: Sequence[Run]) -> Table:
     words = worst_case([entry for _, entry in having(name, runs)])
     quoted = {key: label.format(worst_case=words) for key, label in HEADLINE.items()}
     lines = value_lines([run.results.get(name) for run in runs], quoted | other)
-    worst = [label for key, label in quoted.items() if WORST in key]
+    worst = [label for key, label in quoted.items() if WORST_CASE in key]
     return Table([run.name for run in runs], [replace(line, strong=line.label in worst) for line in lines])
 
 
@@ -99,7 +98,7 @@ def attack_table(run: Run, entry: Entry, norm: str) -> Table:
     threats = [f"{norm}_{epsilon}" for epsilon in epsilons_of(entry, norm)]
     columns = [f"{epsilon}{UNITS[norm]}" for epsilon in epsilons_of(entry, norm)]
     attacks = attacks_of(entry, norm)
-    quoted = WORST if WORST in attacks else AUTOATTACK
+    quoted = WORST_CASE if WORST_CASE in attacks else AUTOATTACK
     # The clean accuracy says how many digits so many images support; rates near 0 or 1 would ask for more.
     digits = common_digits([(entry.values.get("clean"), entry.intervals.get("clean"))])
     table = Table(["clean", *columns], caption=f"Accuracy under {NORMS[norm]} attacks by ε", dense=True)
@@ -107,13 +106,15 @@ def attack_table(run: Run, entry: Entry, norm: str) -> Table:
         table.lines.append(Line(family.title, kind="group"))
         for attack, text in members.items():
             # Without an attack all are the same: it is told where others print it too.
-            clean = cell(entry, "clean", digits) if attack in (PAPER, WORST, AUTOATTACK) else Cell("")
+            clean = (
+                cell(entry, "clean", digits) if attack in (PAPER_PGD, WORST_CASE, AUTOATTACK) else Cell("")
+            )
             accuracies = [cell(entry, f"{t}/{attack}/accuracy", digits) for t in threats]
             table.lines.append(Line(text, [clean, *accuracies], strong=attack == quoted))
         numbers = dict(family.numbers)
         keys = [numbers.get(t, "") for t in threats]
         rows = [row for row in published.find(run.data, *family.tables) if row.numbers.keys() & set(keys)]
-        table.add_published(rows, ["clean", *keys], ["accuracy"] * (1 + len(keys)))
+        add_published(table, rows, ["clean", *keys], ["accuracy"] * (1 + len(keys)))
     return table
 
 
@@ -154,7 +155,7 @@ def curve(entry: Entry, attack: str) -> tuple[list[int], list[float]]:
 
 def band(entry: Entry) -> tuple[list[int], list[float], list[float]]:
     """Likewise the interval of the worst case."""
-    keys = ["clean", *(f"linf_{epsilon}/{WORST}/accuracy" for epsilon in epsilons_of(entry, "linf"))]
+    keys = ["clean", *(f"linf_{epsilon}/{WORST_CASE}/accuracy" for epsilon in epsilons_of(entry, "linf"))]
     ends = [(x, entry.intervals.get(key)) for x, key in enumerate(keys) if known(entry, key) is not None]
     whole = [(x, *pair) for x, pair in ends if pair and None not in pair]
     return [x for x, _, _ in whole], [low for _, low, _ in whole], [high for _, _, high in whole]
@@ -184,9 +185,9 @@ def legend(run: Run, entry: Entry) -> list[Key]:
     """The worst case first."""
     keys = []
     for attack, (text, look) in looks(entry).items():
-        if attack == WORST:
+        if attack == WORST_CASE:
             keys.insert(0, Key(f"{text}, with its 95% interval", "var(--ink)"))
-        elif attack == PAPER:
+        elif attack == PAPER_PGD:
             keys.append(Key(f"paper’s protocol: {text}", PAINT[look.colour], stroke="dashed"))
         else:
             keys.append(Key(text, PAINT[look.colour], glyph=look.glyph))
@@ -222,9 +223,9 @@ def against_epsilon(run: Run, entry: Entry, width: int) -> Markup:
 
 def draw_curve(axes: Axes, entry: Entry, attack: str, look: Look) -> None:
     x, y = curve(entry, attack)
-    if attack == WORST:
+    if attack == WORST_CASE:
         axes.plot(x, y, color=look.colour, linewidth=2.8, zorder=5)
-    elif attack == PAPER:
+    elif attack == PAPER_PGD:
         axes.plot(x, y, color=look.colour, linewidth=2.2, linestyle=(0, (3.5, 2)), zorder=3)
     else:
         axes.plot(x, y, color=look.colour, linewidth=1, marker=look.mark, markersize=4.5, alpha=0.75)
@@ -276,7 +277,9 @@ def distances(name: str, runs: Sequence[Run]) -> Table:
         ]
         lines = [Line(run.name, [column[i] for column in columns]) for i, run in enumerate(runs)]
         table.lines += [line for line in lines if any(c.text != MISSING for c in line.cells)]
-        table.add_published(rows, [MODES.get(mode, "") if quantity == "l2_mean" else "" for quantity in told])
+        add_published(
+            table, rows, [MODES.get(mode, "") if quantity == "l2_mean" else "" for quantity in told]
+        )
     if modes and rows:
         table.remark = (
             "Published: 100 iterations untargeted, 1,000 targeted; the paper prints one norm and does not "

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from gmmc.base.names import TEMPERATURES
 from gmmc.report import figures, pictures, published, speed
 from gmmc.report.compare.section import comparison
 from gmmc.report.conditions import conditions
@@ -17,6 +18,7 @@ from gmmc.report.parts import (
     Panel,
     Section,
     Table,
+    add_published,
     cell,
     cells,
     flags,
@@ -27,12 +29,6 @@ from gmmc.report.parts import (
 from gmmc.report.reading import Entry, Run
 from gmmc.report.robustness import autoattack, robustness
 
-TEMPERATURES = {
-    "fitted": "γ² fitted on validation images",
-    "unit": "γ = 1",
-    "paper": "the paper’s γ²",
-    "given": "the given γ²",
-}
 LABELS = {
     "top1": "accuracy",
     "nll": "NLL",
@@ -132,7 +128,7 @@ def calibration(name: str, runs: Sequence[Run], _: int) -> list[Group]:
             Line(run.name, [columns[key][t, i] for key in CALIBRATION]) for i, run in enumerate(runs)
         ]
     if len({run.data for run in runs}) == 1:
-        table.add_published(published.find(runs[0].data, "calibration"), list(CALIBRATION))
+        add_published(table, published.find(runs[0].data, "calibration"), list(CALIBRATION))
     panels = in_rows(
         [reliability_panel(run, entry, t, runs) for t in temperatures if t in entry.curves]
         for run, entry in found

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gmmc import config
 from gmmc.base.class_names import check_class_names
 from gmmc.base.inputs import parse_toml
 from gmmc.base.limits import IMAGE_SIDE, ROW_NUMBERS
@@ -19,7 +18,8 @@ from gmmc.base.text import printable, shortened
 from gmmc.classifier.abstention import Neighbours, Reference
 from gmmc.classifier.model import Classifier
 from gmmc.classifier.scores import SCORES
-from gmmc.config import Config
+from gmmc.config import recipes
+from gmmc.config.schema import Config
 from gmmc.errors import InputError
 from gmmc.networks.backbones import LAYOUT
 from gmmc.pixels import Shape, is_vector
@@ -90,7 +90,7 @@ def read_header(info: Any) -> Header:
     density_gamma2 = info.get(DENSITY_GAMMA2)
     if density_gamma2 is not None and not _is_number(density_gamma2):
         raise InputError(f"{DENSITY_GAMMA2} must be a number, got {shortened(density_gamma2)}")
-    cfg, notes = config.stored(parse_toml(info["config"], "config"))
+    cfg, notes = recipes.stored(parse_toml(info["config"], "config"))
     return Header(
         cfg,
         _checked_shape(info["shape"]),

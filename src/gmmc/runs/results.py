@@ -1,72 +1,20 @@
-"""What a run folder tells without its weights: reading it needs no torch."""
+"""results.json: read, checked, and changed by one process at a time. Needs no torch."""
 
 import contextlib
 import fcntl
 import json
-import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from gmmc.base.atomic import write_atomic
-from gmmc.base.inputs import open_lock, open_regular, parse_json, read_bytes
-from gmmc.base.limits import DOCUMENT_BYTES, METRICS_BYTES, RESULTS_KEPT
+from gmmc.base.inputs import open_lock, parse_json
+from gmmc.base.limits import DOCUMENT_BYTES, RESULTS_KEPT
 from gmmc.base.outputs import check_writable
 from gmmc.base.text import shortened
 from gmmc.errors import InputError
-
-CONFIG, METRICS, RESULTS, REPORT = "config.toml", "metrics.jsonl", "results.json", "report.html"
-MODEL = "model.safetensors"
-DESCRIPTION = "config.json"  # of a model in the layout of the Hugging Face Hub
-LAST_GOOD = "last-good.safetensors"  # the model of a training that the guard gave up
-METRIC_COUNTS = {"step", "to", "rollbacks"}  # keys of metrics.jsonl
-LOCK = ".lock"  # held by the process that trains
-RESULTS_LOCK = ".results.lock"  # held for the moment in which results.json is changed
-
-
-def is_training(run: Path) -> bool:
-    """Whether some process holds the folder at this moment."""
-    try:
-        with open_regular(run / LOCK) as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a last line cut short by a kill, or still being written, is left out."""
-    path = run / METRICS
-    if not path.exists():
-        return []
-    whole = _read(path, METRICS_BYTES, "METRICS_BYTES").rpartition(b"\n")[0].splitlines()
-    return [
-        _metrics_line(text, f"{path} is damaged in line {number}") for number, text in enumerate(whole, 1)
-    ]
-
-
-def _metrics_line(text: bytes, damaged: str) -> dict[str, Any]:
-    try:
-        line = parse_json(text, "it")
-        _check_metrics(line)
-    except InputError as error:
-        raise InputError(f"{damaged}: {error}; remove that line") from None
-    return line
-
-
-def _check_metrics(line: Any) -> None:
-    """Refuse what the readers of a line cannot count with; its other values may be missing or not finite."""
-    if not isinstance(line, dict) or "step" not in line:
-        raise InputError(f"it must be an object with the key step, got {shortened(line)}")
-    for key in METRIC_COUNTS & line.keys():
-        if type(line[key]) is not int or line[key] < 0:
-            raise InputError(f"{key} must be a whole number, at least 0, got {shortened(line[key])}")
-    seconds = line.get("seconds", 0)
-    if type(seconds) not in (int, float) or not math.isfinite(seconds):
-        raise InputError(f"seconds must be a finite number, got {shortened(seconds)}")
+from gmmc.runs.layout import RESULTS, RESULTS_LOCK, read_document
 
 
 def read_results(run: Path) -> dict[str, Any]:
@@ -75,7 +23,7 @@ def read_results(run: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        results = parse_json(_read(path), "it")
+        results = parse_json(read_document(path, DOCUMENT_BYTES, "DOCUMENT_BYTES"), "it")
         if not isinstance(results, dict):
             raise InputError("it holds no object")
         if len(results) > RESULTS_KEPT:
@@ -85,13 +33,6 @@ def read_results(run: Path) -> dict[str, Any]:
     except InputError as error:
         raise InputError(f"{path} is damaged, or not of gmmc: {error}; move it, and evaluate again") from None
     return results
-
-
-def _read(path: Path, most: int = DOCUMENT_BYTES, bound: str = "DOCUMENT_BYTES") -> bytes:
-    try:
-        return read_bytes(path, most, bound)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
 def outside_sets(results: dict[str, Any]) -> set[str]:

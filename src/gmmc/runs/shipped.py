@@ -1,4 +1,4 @@
-"""Models that ship with gmmc: light run folders beside this file, found by their names.
+"""Models that ship with gmmc: light run folders in `gmmc/shipped`, found by their names.
 
 The installed package belongs to whoever installed it: what is made with such a model goes to runs/NAME.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gmmc.base.atomic import temporary_folder
 from gmmc.errors import InputError
-from gmmc.runs.results import CONFIG, LAST_GOOD, MODEL, RESULTS
+from gmmc.runs.layout import CONFIG, LAST_GOOD, MODEL, RESULTS
 
 SHIPPED = Path(__file__).resolve().parents[1] / "shipped"
 DRAWN = "drawn"  # images by `gmmc sample --balanced`: nothing of a data set ships, and no network is needed

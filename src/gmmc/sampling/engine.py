@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from gmmc.base.leader import is_leader
 from gmmc.base.precision import cpu_traps_bf16
 from gmmc.base.progress import is_quiet
-from gmmc.cli.printing import print_line
+from gmmc.base.text import print_line
 from gmmc.errors import InputError
 from gmmc.networks.backbones import LAYOUT, batch_norms
-from gmmc.sampling.hopper.fused import FusedNetwork
 from gmmc.sampling.samplers import Energy, PlainMover, Walk, input_gradient, stepped
 
 # Compiling takes 10 to 30 seconds; it pays from about here on (docs/log.md).
@@ -253,8 +252,12 @@ class FastMover:
         self.engine, self.precision = engine, precision
         self.device = next(network.parameters()).device
         self._copy = FrozenCopy(network, torch.bfloat16 if precision == "bf16" else torch.float32)
-        fused = engine.fused and precision == "bf16" and FusedNetwork.supports(network, self.device)
-        self._fused = FusedNetwork(network) if fused else None
+        self._fused = None
+        if engine.fused and precision == "bf16":
+            from gmmc.sampling.hopper.fused import FusedNetwork  # of no use without a GPU
+
+            if FusedNetwork.supports(network, self.device):
+                self._fused = FusedNetwork(network)
         self._steps: dict[tuple, Captured] = {}
         self._alpha = torch.zeros((), device=self.device)  # where a graph reads it
         self._alpha_now = 0.0

@@ -1,14 +1,18 @@
 """Where chains begin: uniform noise (the paper) or the Gaussian of a class's pixels."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from gmmc.base.limits import IMAGE_SIDE
 from gmmc.base.seeds import derived_seed
-from gmmc.data import LabelledImages
 from gmmc.errors import InputError
 from gmmc.pixels import Shape, to_signed
 from gmmc.sampling.samplers import BOX, Noise
+
+if TYPE_CHECKING:
+    from gmmc.data.splits import LabelledImages
 
 AXES = ("channel", "row", "column")
 
@@ -63,7 +67,7 @@ class GaussianStart(nn.Module):
             self.register_buffer(f"{axis}_cosines", cosines(size), persistent=False)
 
     @torch.no_grad()
-    def fit(self, data: LabelledImages) -> None:
+    def fit(self, data: "LabelledImages") -> None:
         classes, rank, _ = self.directions.shape
         for y in range(classes):
             x = to_signed(data.images[data.labels == y].to(self.mean.device))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gmmc.base.seeds import generator
-from gmmc.config import SamplerConfig
+from gmmc.config.sections import SamplerConfig
 from gmmc.core import unit_energy
 
 BOX = (-1.0, 1.0)  # where pixels live

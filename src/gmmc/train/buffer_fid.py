@@ -2,10 +2,10 @@
 
 import torch
 
-from gmmc.config import Config
-from gmmc.data import Dataset
-from gmmc.evaluations.buffer_images import as_files, evenly
+from gmmc.config.schema import Config
+from gmmc.data.splits import Dataset
 from gmmc.fid import features
+from gmmc.fid.chain_images import as_files, evenly
 from gmmc.fid.feature_cache import training_features
 from gmmc.fid.similarity import Gaussian, frechet
 from gmmc.train.buffer import ReplayBuffer

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gmmc.base.leader import PARENT, expect_others, started_by_torchrun
 from gmmc.classifier.model import pick_device
-from gmmc.config import TrainConfig
+from gmmc.config.sections import TrainConfig
 from gmmc.errors import InputError, end_at_once
 from gmmc.sampling.engine import resolve_precision
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gmmc.base.seeds import generator
 from gmmc.classifier.model import Classifier
-from gmmc.config import PhaseConfig
+from gmmc.config.sections import PhaseConfig
 from gmmc.data.augment import augment
 from gmmc.networks.backbones import LAYOUT, frozen_statistics, split_last
 from gmmc.pixels import to_signed

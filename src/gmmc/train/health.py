@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gmmc.config import Config
+from gmmc.config.schema import Config
 
 SETTLED_STEPS = 50
 

@@ -10,17 +10,17 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from gmmc import config
 from gmmc.base.tensorfile import pack
 from gmmc.classifier.model import Classifier
-from gmmc.config import Config, ModelConfig, PhaseConfig
-from gmmc.data import Dataset
+from gmmc.config import recipes, schema
+from gmmc.config.schema import Config
+from gmmc.config.sections import ModelConfig, PhaseConfig
+from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.networks.backbones import split_last
 from gmmc.pixels import Shape
-from gmmc.runs import folder as runs
-from gmmc.runs import results as records
-from gmmc.runs import shipped as pretrained
+from gmmc.runs import model_file, shipped
+from gmmc.runs.metrics import read_metrics
 
 BATCH_NORMS = {"batch", "batch_then_frozen"}  # which differ in when they learn, not in what
 
@@ -34,7 +34,7 @@ class Beginning(NamedTuple):
 def begin(cfg: Config, data: Dataset) -> Beginning:
     """Load the start, if any, and adapt the recipe to it."""
     note = ""
-    if cfg.train.start == config.AUTO_START:
+    if cfg.train.start == schema.AUTO_START:
         name, note = choose_start(cfg, data)
         cfg = with_start(cfg, name)
     start = load_start(cfg, data)
@@ -47,8 +47,8 @@ def choose_start(cfg: Config, data: Dataset) -> tuple[str, str]:
     """Return the name of a shipped model to begin with, or "" and the reason."""
     if cfg.frozen.epochs and cfg.model.head == "mmc" and not cfg.model.dim:
         return "", "beginning with random weights: model.dim=0 has no last layer that learns"
-    for name in pretrained.names():
-        model = runs.load(pretrained.SHIPPED / name)
+    for name in shipped.names():
+        model = model_file.load(shipped.SHIPPED / name)
         if model.shape == data.shape and is_transfer(model, data):
             return name, ""
     rule = "no shipped model has other classes and images of"
@@ -61,12 +61,12 @@ def with_start(cfg: Config, start: str) -> Config:
 
 def resumed(cfg: Config, stored: Config) -> Config:
     """Adapt the recipe as when the run began, without the start, which may be gone."""
-    if cfg.train.start == config.AUTO_START:
+    if cfg.train.start == schema.AUTO_START:
         cfg = with_start(cfg, stored.train.start)
     ways = [without_transfer(cfg)]
     with contextlib.suppress(InputError):  # a recipe that leaves a transfer nothing to train
         ways.append(transferred(cfg, stored.model))
-    return min(ways, key=lambda way: len(config.differences(stored, way)))
+    return min(ways, key=lambda way: len(recipes.differences(stored, way)))
 
 
 def is_transfer(start: Classifier, data: Dataset) -> bool:
@@ -118,8 +118,8 @@ def load_start(cfg: Config, data: Dataset) -> Classifier | None:
     if not cfg.train.start:
         return None
     try:
-        start = runs.load(cfg.train.start)
-        metrics = records.read_metrics(pretrained.find(cfg.train.start))
+        start = model_file.load(cfg.train.start)
+        metrics = read_metrics(shipped.find(cfg.train.start))
     except InputError as error:
         raise InputError(f"train.start must be a finished run or a model file: {error}") from None
     # Two starts of the same path need not be the same.

@@ -16,20 +16,19 @@ from gmmc import core
 from gmmc.base import provenance
 from gmmc.base.seeds import derived_seed, generator
 from gmmc.classifier.model import Classifier
-from gmmc.config import Config
-from gmmc.data import Dataset
+from gmmc.config.schema import Config
 from gmmc.data.augment import augment
+from gmmc.data.splits import Dataset
 from gmmc.errors import Diverged, InputError
 from gmmc.networks.backbones import batch_norms, frozen_statistics, has_live_statistics
 from gmmc.pixels import to_signed
-from gmmc.runs import folder as runs
-from gmmc.runs.folder import State
+from gmmc.runs import model_file
+from gmmc.runs.resume import State
 from gmmc.sampling import engine
 from gmmc.sampling.engine import COMPILE_FROM_STEPS, COMPILE_FROM_UPDATES, FastMover
 from gmmc.sampling.initial import GaussianStart
 from gmmc.sampling.samplers import SAMPLERS, BatchNoise, PlainMover, descend
-from gmmc.train import health
-from gmmc.train import initialize as warm_start
+from gmmc.train import health, initialize
 from gmmc.train.buffer import Drawn, ReplayBuffer
 from gmmc.train.ema import Average
 from gmmc.train.frozen_trunk import FrozenTrunk
@@ -60,8 +59,8 @@ class Learner:
         self.pace = {"lr": 1.0, "beta": 1.0, "alpha": 1.0}  # factors, lowered by rollbacks
         self.capped = cfg.objective.shape == "cap"  # no push beyond the bound; a rollback may begin it
         self.lines = 0  # of metrics, so that a resumed run can tell when some are missing
-        self.start = start and warm_start.told(start)
-        self.transferred = start is not None and warm_start.is_transfer(start, data)
+        self.start = start and initialize.told(start)
+        self.transferred = start is not None and initialize.is_transfer(start, data)
         self.seconds = 0.0
         if start and not self.transferred:
             self.seconds = start.trained.get("seconds", 0.0)  # also those that it took
@@ -88,7 +87,7 @@ class Learner:
             torch.manual_seed(derived_seed(self.seed, "weights"))
             model = Classifier(cfg, data.shape, data.class_names, priors).to(self.device)
         if start:
-            warm_start.take_over(model, start)
+            initialize.take_over(model, start)
         if isinstance(model.start, GaussianStart):
             model.start.fit(data.train)
         if self.fabric.world_size > 1:  # drawn alike by all, but machines may differ in the last bits
@@ -278,7 +277,7 @@ class Learner:
         validation images.
         """
         model = self.best_model.eval()
-        model.load_state_dict(runs.stored_weights(model))  # all that follows is of these
+        model.load_state_dict(model_file.stored_weights(model))  # all that follows is of these
         if model.head.means is not None:
             model.head.gamma2.fill_(self.estimate_gamma2(model, on_progress))
         # Its own chains are to move as those it was trained with.

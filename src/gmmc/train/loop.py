@@ -13,22 +13,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from gmmc import data as data_sources
 from gmmc.base.leader import is_leader
 from gmmc.base.progress import Progress, is_quiet
 from gmmc.base.tensorfile import Damaged, unpack
-from gmmc.base.text import shortened
+from gmmc.base.text import print_line, shortened
 from gmmc.classifier.model import Classifier
-from gmmc.cli.printing import print_line
-from gmmc.config import Config
-from gmmc.data import Dataset
+from gmmc.config.schema import Config
+from gmmc.data import sources as data_sources
+from gmmc.data.splits import Dataset
 from gmmc.errors import Diverged, InputError, Interrupted, is_lost_process, is_out_of_memory
 from gmmc.networks import threads
-from gmmc.runs import folder as runs
-from gmmc.runs.folder import RunFolder, State
-from gmmc.train import health, rollback
-from gmmc.train import initialize as warm_start
-from gmmc.train import messages as telling
+from gmmc.runs import layout, model_file, resume
+from gmmc.runs.folder import RunFolder
+from gmmc.runs.resume import State
+from gmmc.train import health, initialize, messages, rollback
 from gmmc.train.buffer_fid import Watch
 from gmmc.train.distributed import build_fabric, disconnect, start_others, world_size
 from gmmc.train.initialize import check_fit, load_start
@@ -78,12 +76,12 @@ def train(
     folder, note, asked = RunFolder(out), "", cfg
     if start is not None:
         check_fit(start, cfg, data)
-        cfg = warm_start.without_transfer(cfg)
+        cfg = initialize.without_transfer(cfg)
     elif folder.begun and folder.has_recipe:
-        cfg = warm_start.resumed(cfg, folder.recipe())
+        cfg = initialize.resumed(cfg, folder.recipe())
     else:
-        cfg, start, note = warm_start.begin(cfg, data)
-    warm_start.check_used(asked, cfg, changed)
+        cfg, start, note = initialize.begin(cfg, data)
+    initialize.check_used(asked, cfg, changed)
     check(cfg, data, world_size(cfg.train))
     fabric = build_fabric(cfg.train)
     watched = cfg.train.fid_every and cfg.samples and is_leader()
@@ -94,7 +92,7 @@ def train(
         if finished:
             if finished.cfg.abstain != cfg.abstain and is_leader():
                 print(
-                    f"its [abstain] stays {telling.abstaining(finished)}; gmmc calibrate changes it",
+                    f"its [abstain] stays {messages.abstaining(finished)}; gmmc calibrate changes it",
                     file=sys.stderr,
                 )
             return finished
@@ -119,7 +117,7 @@ def train(
         with Progress("calibrating", work, silent=silent or not is_leader()) as bar:
             model = learner.finish(bar.update)
             if is_leader():
-                runs.save_model(folder.path / runs.MODEL, model)
+                model_file.save_model(folder.path / layout.MODEL, model)
         fabric.barrier()
     return model
 
@@ -209,12 +207,12 @@ class Loop:
             if is_leader():
                 lost = learner.lines - folder.rewind_metrics(learner.lines)
                 if lost > 0:
-                    place = folder.path / runs.METRICS
+                    place = folder.path / layout.METRICS
                     self.bar.say(f"{place} has lost {lost} of its lines; training is not affected")
             where = f"update {learner.step} of {self.plan.total}"
-            self.bar.say(f"resuming {folder.path} at {where}{telling.moved(state, learner)}")
+            self.bar.say(f"resuming {folder.path} at {where}{messages.moved(state, learner)}")
         else:
-            for line in telling.beginning(learner):
+            for line in messages.beginning(learner):
                 self.bar.say(line)
         self.good = self._good_states(state)  # at most two, the older first
         self.good_on_disk = {good.step for good in self.good} if state else set()
@@ -250,7 +248,7 @@ class Loop:
             if is_out_of_memory(error) or is_lost_process(error):
                 raise
             reason = shortened(f"{type(error).__name__}: {error}")
-            place = self.folder.path / runs.RESUME
+            place = self.folder.path / resume.RESUME
             raise InputError(
                 f"the state of update {state.step} in {place} is not one of this training ({reason}); "
                 "remove its files to go on from the state before"
@@ -285,7 +283,7 @@ class Loop:
                 self.save()
             if stop:
                 self.interrupt()
-        return telling.describe(line)
+        return messages.describe(line)
 
     def remember(self) -> None:
         """Keep the last two good states of this phase."""
@@ -329,12 +327,12 @@ class Loop:
         if self.saved_step != learner.step:
             self.save()
         if is_leader():
-            runs.save_model(self.folder.path / runs.LAST_GOOD, learner.finish())
+            model_file.save_model(self.folder.path / layout.LAST_GOOD, learner.finish())
         self.fabric.barrier()
         after = f" after {guard.rollbacks} rollbacks" if guard.on else " (guard.on=false)"
         raise Diverged(
             f"training diverged at update {diverged_at}{after}: {reason}; the weights of update "
-            f"{learner.step} are in {self.folder.path / runs.LAST_GOOD}; in a new --out try {advice}"
+            f"{learner.step} are in {self.folder.path / layout.LAST_GOOD}; in a new --out try {advice}"
         )
 
     def log(self, line: dict) -> None:
@@ -385,7 +383,7 @@ class Loop:
 
 def load_finished(folder: RunFolder, data: Dataset, device: torch.device) -> Classifier | None:
     """The model of a training that had reached its end; None when there is none or it is damaged."""
-    path = folder.path / runs.MODEL
+    path = folder.path / layout.MODEL
     if not path.exists():
         return None
     try:
@@ -394,7 +392,7 @@ def load_finished(folder: RunFolder, data: Dataset, device: torch.device) -> Cla
         if is_leader():
             print_line(f"{error}; it is made again from the last state", file=sys.stderr)
         return None
-    model = runs.load(path, str(device))
+    model = model_file.load(path, str(device))
     trained = model.trained
     check_same_data(trained.get("data_sha256", ""), trained.get("held_out_sha256"), data, folder)
     if is_leader():

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from gmmc.classifier.model import Classifier
-from gmmc.config import Config
-from gmmc.data import Dataset
-from gmmc.runs import shipped as pretrained
-from gmmc.runs.folder import State
+from gmmc.config.schema import Config
+from gmmc.data.splits import Dataset
+from gmmc.runs import shipped
+from gmmc.runs.resume import State
 from gmmc.train.learner import Learner
 
 FEW_UPDATES = 300  # fewer and a small folder of photos has hardly been looked at
@@ -22,7 +22,7 @@ def beginning(learner: Learner) -> Iterator[str]:
             f"beginning with the network of {cfg.train.start}, {cfg.model.backbone}, and a new last layer: "
             f"{cfg.frozen.epochs} epochs of the last layer, {cfg.discriminative.epochs} of all layers"
             + ("" if in_python else "; train.start= begins with random weights and the recipe's network")
-            + ("" if cfg.train.start in pretrained.names() else unchecked)
+            + ("" if cfg.train.start in shipped.names() else unchecked)
         )
     elif learner.start:
         more = cfg.discriminative.epochs

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gmmc.classifier.model import Classifier
-from gmmc.config import Config, ObjectiveConfig
+from gmmc.config.schema import Config
+from gmmc.config.sections import ObjectiveConfig
 from gmmc.networks.backbones import LAYOUT, has_live_statistics, unrecorded_statistics
 from gmmc.networks.heads import Head
 

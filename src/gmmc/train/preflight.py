@@ -3,8 +3,8 @@
 import torch
 
 from gmmc.classifier.model import Classifier, pick_device
-from gmmc.config import Config
-from gmmc.data import Dataset
+from gmmc.config.schema import Config
+from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.networks.backbones import split_last
 from gmmc.sampling.engine import choose

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gmmc.networks.backbones import frozen_statistics
-from gmmc.runs.folder import State
+from gmmc.runs.resume import State
 from gmmc.train import health
 from gmmc.train.learner import Learner
 

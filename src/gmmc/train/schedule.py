@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from gmmc.config import Config, PhaseConfig
+from gmmc.config.schema import Config
+from gmmc.config.sections import PhaseConfig
 
 FROZEN = "frozen"
 FROZEN_WORK = 0.005  # of an update of all layers

@@ -7,7 +7,7 @@ from typing import Any
 from gmmc.base.extras import import_extra
 from gmmc.base.outputs import check_within
 from gmmc.errors import InputError
-from gmmc.runs import results as records
+from gmmc.runs.metrics import read_metrics
 
 FOLDER = "tensorboard"
 PATTERN = "events.out.tfevents.*"
@@ -52,7 +52,7 @@ class EventFiles:
         earlier = any(self.place.glob(PATTERN))
         self._writer = SummaryWriter(str(self.place), purge_step=newest["step"] if earlier else None)
         self._began = time.time() - newest["seconds"]
-        return [newest] if earlier else records.read_metrics(self.run)
+        return [newest] if earlier else read_metrics(self.run)
 
     def _write(self, line: dict[str, Any]) -> None:
         when = self._began + line.get("seconds", 0.0)  # older lines lack it

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from gmmc.classifier.model import Classifier
-from gmmc.config import Config, PhaseConfig
+from gmmc.config.schema import Config
+from gmmc.config.sections import PhaseConfig
 from gmmc.networks.backbones import has_live_statistics
 from gmmc.sampling.engine import Captured, Engine
 from gmmc.train.objectives import Loss, Outcome, Pair

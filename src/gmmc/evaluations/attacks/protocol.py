@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gmmc.base.names import AUTOATTACK, PAPER_PGD
 from gmmc.base.seeds import generator
 from gmmc.evaluations.attacks.autoattack import BLACK_BOX, PARTS, QUERIES, AutoAttackPart, Part
 from gmmc.evaluations.attacks.campaign import Campaign
@@ -94,7 +95,7 @@ class AutoAttack:
         made = [AutoAttackPart(part, classes, queries, campaign.store.notes) for part in parts]
         self.parts = {part.part.replace("-", "_"): part for part in made if part.possible}
         is_standard = tuple(part.part for part in self.parts.values()) == PARTS and queries == QUERIES
-        self.name = "autoattack" if is_standard else "autoattack_parts"  # AutoAttack is a name for all of it
+        self.name = AUTOATTACK if is_standard else "autoattack_parts"  # AutoAttack is a name for all of it
 
     def work(self) -> float:
         """Gradients under one threat, if every image withstands."""
@@ -163,7 +164,7 @@ class Protocol:
     def run(self) -> Broken:
         run, found = self.campaign.run, {threat.name: {} for threat in self.balls}
         for threat in self.paper:
-            found[threat.name]["paper_pgd"] = run("paper_pgd", PaperPGD(), threat)
+            found[threat.name][PAPER_PGD] = run(PAPER_PGD, PaperPGD(), threat)
         for steps in STEPS_CHECKED:
             found[HEADLINE[0].name][f"pgd_{steps}"] = run(f"pgd_{steps}", PaperPGD(steps), HEADLINE[0])
         for name, attack in self.adaptive.items():

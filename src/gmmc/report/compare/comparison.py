@@ -13,15 +13,16 @@ from gmmc import __version__
 from gmmc.base.atomic import write_atomic
 from gmmc.base.limits import LONG_SHOWN
 from gmmc.base.outputs import PNG_MARK, check_replaceable, has_mark
-from gmmc.base.text import shortened
-from gmmc.cli import printing
+from gmmc.base.tables import print_table
+from gmmc.base.text import print_line, shortened
 from gmmc.errors import InputError
 from gmmc.report.compare import fairness, picture
 from gmmc.report.compare.rows import NOT_EVALUATED, Row, rows_of, settings, without_folder
 from gmmc.report.compare.section import COLUMNS, PICTURE, differences, written
 from gmmc.report.conditions import short_commit
 from gmmc.report.reading import Run, read_runs
-from gmmc.runs.results import CONFIG, check_keeps_results, listed_files, read_results, write_results
+from gmmc.runs.layout import CONFIG
+from gmmc.runs.results import check_keeps_results, listed_files, read_results, write_results
 
 NAME = "comparison"  # in results.json
 WIDTH = 44  # of the differences in the printed table
@@ -128,15 +129,15 @@ def show(entry: dict[str, Any]) -> None:
         rows.append([name, first, *(written(c, entry["values"].get(f"{name}/{c}")) for c in COLUMNS)])
         rows += [["", line, *[""] * len(COLUMNS)] for line in more]
     headings = [heading for heading, _ in COLUMNS.values()]
-    printing.print_table(["run", "what differs", *headings], rows, words=2)
+    print_table(["run", "what differs", *headings], rows, words=2)
     print()
-    printing.print_line(f"noise: {entry['conditions']['noise']}")
+    print_line(f"noise: {entry['conditions']['noise']}")
     if missing := [
         name for name, told in entry["conditions"]["runs"].items() if told["state"] == NOT_EVALUATED
     ]:
-        printing.print_line(f"to fill in {', '.join(missing)}: gmmc evaluate RUN validation")
+        print_line(f"to fill in {', '.join(missing)}: gmmc evaluate RUN validation")
     for flag in entry["flags"]:
-        printing.print_line(f"! {flag}")
+        print_line(f"! {flag}")
 
 
 def _wrapped(changes: str) -> list[str]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from gmmc import config
+from gmmc.config import recipes, schema
 from gmmc.errors import InputError
 from gmmc.report.reading import Run
-from gmmc.runs.results import CONFIG
+from gmmc.runs.layout import CONFIG
 
 EVALUATION = "validation"
 NOT_EVALUATED = "finished but not evaluated"
@@ -80,10 +80,10 @@ def _row(run: Run, first: Settings) -> Row:
 # --- the recipe -----------------------------------------------------------------------------------
 
 
-def _recipe(run: Run) -> config.Config:
+def _recipe(run: Run) -> schema.Config:
     """What the version that trained it did not know has its default."""
     try:
-        return config.stored(run.config)[0]
+        return recipes.stored(run.config)[0]
     except InputError as error:
         raise InputError(f"{run.path / CONFIG}: {error}") from None
 

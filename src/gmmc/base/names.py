@@ -1,0 +1,54 @@
+"""Names that results.json, recipes and options use, and what people read for them."""
+
+SCORES = {
+    "log_density": "log p(x)",
+    "span_density": "log p(x) in the span of the means",
+    "residual": "−energy outside that span",
+    "neighbours": "−distance to training features",
+    "max_posterior": "max p(y|x)",
+    "gradient_norm": "−‖∂ log p(x)/∂x‖",
+}
+# In a sentence, without the sign that makes a large score a familiar image.
+SCORE_QUANTITIES = {
+    "log_density": "log p(x)",
+    "span_density": "log p(x) in the span of the means",
+    "residual": "the energy outside the span",
+    "neighbours": "the distance to training features",
+    "max_posterior": "max p(y|x)",
+    "gradient_norm": "the gradient norm",
+}
+# Headings of narrow columns, in ASCII; `max_posterior` is thresholded by its log odds.
+SHORT_SCORES = {
+    "log_density": "log p(x)",
+    "span_density": "log p(x) in span",
+    "residual": "-energy outside span",
+    "neighbours": "-distance",
+    "max_posterior": "log odds",
+    "gradient_norm": "-gradient norm",
+}
+
+TEMPERATURES = {
+    "fitted": "the fitted γ²",
+    "unit": "γ = 1",
+    "paper": "the paper's γ²",
+    "given": "the given γ²",
+}
+
+PAPER_PGD, WORST_CASE, AUTOATTACK = "paper_pgd", "worst_case", "autoattack"
+AUTOATTACK_PARTS = {"apgd_ce": "APGD-CE", "apgd_t": "APGD-T", "fab_t": "FAB-T", "square": "Square"}
+ATTACKS = {
+    PAPER_PGD: "PGD-40 on cross-entropy, the paper’s γ²",
+    "margin": "logit margin",
+    "pull": "pull to each other mean",
+    "temperatures": "cross-entropy, several temperatures",
+    "features": "feature matching",
+    "apgd_ce": "APGD on cross-entropy",
+    "apgd_t": "then APGD, targeted",
+    "fab_t": "then FAB, targeted",
+    "square": "Square alone (black box)",
+    AUTOATTACK: "AutoAttack, all parts",
+    "autoattack_parts": "these parts, not all of AutoAttack",
+    "transfer": "transfer from another model",
+    "restarts": "restarts on what survived",
+    WORST_CASE: "worst case of all that ran",
+}

@@ -1,0 +1,84 @@
+"""`gmmc evaluate`."""
+
+from typing import Annotated
+
+import typer
+
+from gmmc.base.text import print_line
+from gmmc.cli import printing
+from gmmc.cli.options import (
+    OR_SHIPPED,
+    Attacked,
+    Attacks,
+    Device,
+    Features,
+    Generated,
+    Ood,
+    Quiet,
+    Surrogate,
+    Threads,
+    complete_run,
+)
+from gmmc.runs import shipped
+from gmmc.runs.results import outside_sets, read_results
+
+EXAMPLE = (
+    "gmmc evaluate runs/demo ood --ood noise --ood ~/holiday-photos   or   "
+    "gmmc evaluate runs/demo robustness --attacks full --attacked 500"
+)
+
+
+def evaluate(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help=f"A run folder with a finished model{OR_SHIPPED}.",
+            autocompletion=complete_run,
+        ),
+    ],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME",
+            help="accuracy, calibration, ood, latent, samples (default: these), robustness, autoattack, "
+            "generation, validation (no test image is looked at).",
+        ),
+    ] = None,
+    ood: Ood = None,
+    samples: Annotated[
+        int | None, typer.Option(help="samples: chains to draw; default: the recipe's.", min=1)
+    ] = None,
+    attacks: Attacks = None,
+    attacked: Attacked = None,
+    surrogate: Surrogate = None,
+    features: Features = None,
+    generated: Generated = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Seed of the first chain, and of the choice of images to attack.", min=0),
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a finished run on its test images.
+
+    With `validation`, on validation images alone. Writes the numbers with their conditions to results.json,
+    and pictures, in the run folder; for a shipped model, in a copy of it in runs/NAME. robustness,
+    autoattack, generation and validation may take minutes, longer on a CPU; interrupted, the same command
+    goes on.
+    """
+    from gmmc.evaluations.run import evaluate_run
+
+    changes = {"ood": tuple(ood) if ood else None, "samples": samples, "seed": seed, "attacks": attacks}
+    changes |= {"attacked": attacked, "surrogate": surrogate, "features": features, "generated": generated}
+    place, results = shipped.workplace(run), read_results(shipped.newest(run))
+    before = outside_sets(results)
+    for name, result in evaluate_run(run, names or [], device, threads, **changes):
+        printing.print_result(name, result, place)
+        lost = before - set(result.conditions.get("outside", before))
+        if name == "ood" and lost:
+            print_line(f"  (replaces the earlier results for {', '.join(sorted(lost))})")
+    print()
+    print_line(f"All of it: {place / 'results.json'}   to look at: gmmc report {place}")

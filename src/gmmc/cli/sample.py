@@ -1,0 +1,63 @@
+"""`gmmc sample`."""
+
+from typing import Annotated
+
+import typer
+
+from gmmc.base.outputs import check_within
+from gmmc.base.text import print_line
+from gmmc.cli.options import (
+    Device,
+    DrawnOut,
+    Label,
+    Number,
+    Quiet,
+    Run,
+    Steps,
+    Threads,
+)
+from gmmc.errors import InputError
+from gmmc.runs import shipped
+
+EXAMPLE = (
+    "gmmc sample cifar10 -n 10 --balanced   or   gmmc sample runs/demo -n 50000 --balanced --out drawn.npz"
+)
+
+
+def sample(
+    run: Run,
+    number: Number = 100,
+    label: Label = None,
+    balanced: Annotated[
+        bool, typer.Option("--balanced", help="All classes in turn: as many of each, as FID is measured.")
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the first image; the next has seed + 1.", min=0, max=2**62)
+    ] = 0,
+    steps: Steps = None,
+    out: DrawnOut = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """Draw images from noise. Run the same command again to go on after an interruption.
+
+    A folder: one PNG each, named by class and seed, and the first 100 in grid.png with their classes. Images
+    that are there already are kept if they are of the same model and settings, else replaced.
+
+    .npz: arr_0, the images as uint8 (N, H, W, C), where FID tools expect them; labels, seeds, class_names.
+
+    .parquet: image, label and seed as on the Hugging Face Hub, with class names; gmmc train reads it, too.
+    """
+    from gmmc.generate.draw import draw
+    from gmmc.runs.finished import load_model
+
+    if balanced and label:
+        raise InputError("--balanced is for all classes and goes without --label")
+    if out is None:
+        place = shipped.workplace(run)
+        out = place / "samples"
+        check_within(out, place, "RUN")
+    model = load_model(run, device, threads)
+    chosen = model.class_names if balanced else label or []
+    print_line(draw(model, out, number=number, class_names=chosen, seed=seed, steps=steps))

@@ -1,0 +1,72 @@
+"""`gmmc evaluate`: measure a finished run on its own data."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gmmc.base.inputs import kind_of
+from gmmc.base.limits import LONG_SHOWN
+from gmmc.base.text import print_line, shortened
+from gmmc.errors import InputError
+from gmmc.evaluations import registry
+from gmmc.evaluations.result import Result
+from gmmc.runs import shipped
+from gmmc.runs.finished import load_model
+from gmmc.runs.folder import RunFolder
+from gmmc.runs.results import check_keeps_results
+from gmmc.runs.training_data import load_data
+
+# Options of `gmmc evaluate` that only some of the evaluations look at.
+OPTION_OF = {
+    "ood": ("ood",),
+    "samples": ("samples",),
+    "attacks": ("robustness",),
+    "attacked": ("robustness", "autoattack"),
+    "surrogate": ("robustness",),
+    "features": ("generation", "validation"),
+    "generated": ("generation", "validation"),
+}
+
+
+def evaluate_run(
+    run: str,
+    names: Sequence[str],
+    device: str,
+    count: int | None = None,
+    **changes: int | str | tuple[str, ...] | None,
+) -> Iterator[tuple[str, Result]]:
+    """Measure a finished run on its own data, one evaluation after the other.
+
+    Each is in results.json, and its pictures in the folder, before the next begins. `changes` are settings of
+    [evaluate] that differ from the recipe; None leaves one as it is. Of a model that ships with gmmc the copy
+    in runs/ is evaluated. `count`: threads, see `load_model`.
+    """
+    if not shipped.find(run).is_dir():
+        models = shipped.listed("; models that ship with gmmc")
+        got = f"{shortened(run, LONG_SHOWN)}, which {kind_of(Path(run))}"
+        raise InputError(f"RUN must be a run folder, got {got}{models}")
+    check_keeps_results(shipped.workplace(run), "RUN")
+    model = load_model(run, device, count)
+    registry.choose(model, names)  # refuse before the work what cannot be done
+    for option, takers in OPTION_OF.items():
+        if changes.get(option) is not None and not {*takers} & {*(names or registry.choose(model, []))}:
+            wanted = " or ".join(f"`gmmc evaluate RUN {name}`" for name in takers)
+            raise InputError(f"--{option} is for {wanted}, got {', '.join(names) or 'no name'}")
+    cfg = dataclasses.replace(model.cfg.evaluate, **{k: v for k, v in changes.items() if v is not None})
+    if not names and not model.can_sample:
+        print_line("samples is left out: this model was trained without samples", file=sys.stderr)
+    data = load_data(model, run)
+    folder = own_folder(run)
+    if (metrics := folder.metrics()) and "seconds" in metrics[-1]:
+        model.trained["seconds"] = metrics[-1]["seconds"]
+    for name, result in registry.one_by_one(model, data, names, cfg, folder):
+        yield name, registry.keep(result, name, folder)
+
+
+def own_folder(run: str) -> RunFolder:
+    """Where results of a run are kept; of a shipped model in a copy, with a note."""
+    folder = RunFolder(shipped.own_copy(run))
+    if shipped.is_shipped(run):
+        print_line(f"{run} is evaluated in {folder.path}", file=sys.stderr)
+    return folder
