@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from conftest import make_model, tiny_config, tiny_data
 from gmmc.config import recipes
 from gmmc.config.sections import ModelConfig
 from gmmc.estimator.classifier import GMMCClassifier
 from gmmc.networks import threads
+from gmmc.networks.backbones import build_backbone
 from gmmc.runs import folder, model_file
 from gmmc.train.loop import train
 
@@ -38,6 +40,16 @@ def test_multiply_adds_of_convolutions_grow_with_the_area():
     assert large == 4 * small
     first = 32 * 32 * 9 * 3 * 16
     assert small > first
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize("dim", [0, 10])
+@pytest.mark.parametrize("backbone", ["small_cnn", "wrn-10-2", "mlp-2-64"])
+def test_multiply_adds_are_half_the_operations_that_torch_counts(backbone, dim, norm):
+    cfg, shape = ModelConfig(backbone=backbone, dim=dim, norm=norm), (3, 19, 30)
+    with FlopCounterMode(display=False) as counter:
+        build_backbone(cfg, shape).eval()(torch.zeros(1, *shape))
+    assert 2 * threads.multiply_adds(cfg, shape) == counter.get_total_flops()
 
 
 def test_multiply_adds_are_counted_without_computing():

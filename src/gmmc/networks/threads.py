@@ -1,10 +1,11 @@
 """How many CPU threads a network computes with: by its size, so that one seed gives the same bits again."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from gmmc.config.schema import Config
 from gmmc.config.sections import ModelConfig
@@ -31,20 +32,44 @@ def choose(cfg: Config, shape: Shape, device: torch.device) -> int:
 
 @torch.no_grad()
 def multiply_adds(cfg: ModelConfig, shape: Shape) -> int:
-    """Multiply-adds of the backbone's convolutions and linear layers for one image."""
+    """Multiply-adds of the backbone's convolutions and linear layers for one image.
+
+    Nothing is computed: those layers only return tensors of the right shape, for a batch of no images. A
+    forward pass on the meta device would import torch._dynamo and sympy, which takes more than a second.
+    """
+    with torch.device("meta"):  # shapes without memory
+        network = build_backbone(cfg, shape).eval()
     counts = []
 
-    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        weight = layer.get_parameter("weight")
-        counts.append(weight.numel() * output[0].numel() // len(weight))
+    def counting(layer: nn.Conv2d | nn.Linear) -> Callable[[Tensor], Tensor]:
+        def forward(x: Tensor) -> Tensor:
+            output = x.new_empty(*x.shape[:1], *_output_shape(layer, x))
+            counts.append(layer.weight.numel() * output.shape[1:].numel() // len(layer.weight))
+            return output
 
-    with torch.device("meta"):  # shapes alone: nothing is computed
-        network = build_backbone(cfg, shape).eval()
-        for layer in network.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                layer.register_forward_hook(count)
-        network(torch.empty(1, *shape))
+        return forward
+
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.forward = counting(layer)  # pyright: ignore[reportAttributeAccessIssue]
+    others = {  # of batch norm
+        name: torch.zeros(tensor.shape, dtype=tensor.dtype)
+        for name, tensor in (*network.named_parameters(), *network.named_buffers())
+        if tensor.dim() <= 1
+    }
+    functional_call(network, others, torch.empty(0, *shape))
     return sum(counts)
+
+
+def _output_shape(layer: nn.Conv2d | nn.Linear, x: Tensor) -> tuple[int, ...]:
+    if isinstance(layer, nn.Linear):
+        return (layer.out_features,)
+    ends = zip(x.shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation, strict=True)
+    sides = (
+        (side + 2 * int(pad) - dilation * (kernel - 1) - 1) // stride + 1
+        for side, kernel, stride, pad, dilation in ends
+    )
+    return (layer.out_channels, *sides)
 
 
 @contextmanager
