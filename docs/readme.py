@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gmmc.base.names import AUTOATTACK_PARTS
 from gmmc.base.tables import Table, as_markdown
 from gmmc.report import published
 from gmmc.report.attacks import preset_of, worst_case
@@ -532,11 +533,10 @@ def autoattack_table() -> str:
     found = results("autoattack")
     conditions = found["conditions"]
     threats = {"linf_4": "L∞ 4/255", "linf_8": "L∞ 8/255", "l2_0.5": "L2 0.5"}
-    names = {"apgd-ce": "APGD-CE", "apgd-t": "APGD-T", "fab-t": "FAB-T", "square": "Square"}
     rows = [
         [
             threats[row["threat"]],
-            names[row["part"]],
+            AUTOATTACK_PARTS[row["part"].replace("-", "_")],
             f"{row['broken']:.1%}",
             f"{row['broken_by_reference']:.1%}",
             f"{row['only_ours']}, {row['only_reference']}",
@@ -563,6 +563,26 @@ def autoattack_table() -> str:
     return f"{table(header, rows)}\n{caption}\n"
 
 
+def startup_table() -> str:
+    found = results("startup")
+    conditions = found["conditions"]
+    commits = conditions["checkouts"]
+
+    def cells(command: str) -> list[str]:
+        runs = [found["commands"][command][commit] for commit in reversed(commits)]
+        times = [f"{run['seconds']:.2f} s [{run['range'][0]:.2f}, {run['range'][1]:.2f}]" for run in runs]
+        return [f"`{command}`", *times, ", ".join(str(run["modules"]) for run in runs)]
+
+    header = ["", *(f"at {commit}" for commit in reversed(commits)), "modules of gmmc"]
+    caption = (
+        f"Medians and ranges of {conditions['repeats']} calls, {conditions['order']}; "
+        f"{conditions['hardware']}, torch {conditions['torch']}: "
+        "[results/startup.json](../results/startup.json), by "
+        "[benchmarks/startup.py](../benchmarks/startup.py)."
+    )
+    return f"{table(header, [cells(command) for command in found['commands']])}\n{caption}\n"
+
+
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "digits": digits_table,
@@ -576,6 +596,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/log.md": {
         "cifar10-search": search_table,
         "autoattack": autoattack_table,
+        "startup": startup_table,
         "transfer": all_transfers,
     },
     "docs/tables.md": {"tables": tables_table},

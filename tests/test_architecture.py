@@ -5,7 +5,6 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
 import gmmc
@@ -124,11 +123,27 @@ def test_training_imports_no_evaluation():
     assert not {"sklearn.svm", "gmmc.report", "gmmc.estimator"} & modules
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_imports_no_other_command(command):
-    modules = loaded(COMMAND, command, "--help")
-    assert {f"gmmc.cli.{name}" for name in COMMANDS} & modules == {f"gmmc.cli.{command}"}
-    assert "torch" not in modules
+HELP_OF_EACH = """
+import os, sys
+from gmmc.cli.app import COMMANDS, main
+for command in COMMANDS:
+    if os.fork() == 0:
+        try:
+            main([command, "--help"])
+        except SystemExit:
+            print("\\nMODULES", command, *sys.modules, flush=True)
+            os._exit(0)
+    os.wait()
+"""
+
+
+def test_the_help_of_a_command_imports_no_other_command():
+    printed = python(HELP_OF_EACH).stdout.splitlines()
+    lines = [line.split() for line in printed if line.startswith("MODULES")]
+    assert [line[1] for line in lines] == list(COMMANDS)
+    for _, command, *modules in lines:
+        assert {f"gmmc.cli.{name}" for name in COMMANDS} & {*modules} == {f"gmmc.cli.{command}"}
+        assert "torch" not in modules
 
 
 def test_packages_only_re_export():

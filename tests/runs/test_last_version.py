@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import gmmc
+from gmmc.evaluations.run import evaluate_run
+from gmmc.report.page import write_report
 from gmmc.runs.folder import RunFolder
 from gmmc.runs.layout import MODEL
 from gmmc.runs.results import read_results
-from processes import finished, gmmc_command
 
 STORED = Path(__file__).parents[1] / "last_version"
 
@@ -23,7 +24,8 @@ def folder(tmp_path):
 
 def test_it_is_evaluated_with_the_recorded_results(folder):
     before = read_results(folder)
-    finished(gmmc_command("evaluate", folder, "accuracy", "calibration"))
+    for name, _ in evaluate_run(str(folder), ["accuracy", "calibration"], "cpu"):
+        assert name in before
     after = read_results(folder)
     for name in ("accuracy", "calibration"):
         assert after[name]["values"] == pytest.approx(before[name]["values"], rel=1e-3, abs=1e-5)
@@ -39,7 +41,7 @@ def test_its_hub_folder_is_the_same_model(folder):
 
 
 def test_it_is_reported(folder):
-    finished(gmmc_command("report", folder))
+    write_report([folder])
     page = (folder / "report.html").read_text()
     accuracy = read_results(folder)["accuracy"]["values"]["top1"]
     assert f"{100 * accuracy:.1f}" in page
