@@ -33,6 +33,7 @@ import gmmc
 from gmmc import GMMCClassifier
 from gmmc.base import provenance
 from gmmc.base.atomic import write_atomic
+from gmmc.base.intervals import of_proportion
 from gmmc.base.progress import Progress
 from gmmc.evaluations.calibration import (
     BINS,
@@ -41,7 +42,6 @@ from gmmc.evaluations.calibration import (
     errors_if_perfect,
     reliability,
 )
-from gmmc.fid.intervals import of_proportion
 
 FOLDS = 5
 SEED = 0

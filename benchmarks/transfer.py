@@ -31,8 +31,8 @@ from gmmc.classifier.model import Classifier
 from gmmc.classifier.scores import feature_scores, features, logits_at, unit_energies
 from gmmc.config import recipes
 from gmmc.config.sections import DataConfig
+from gmmc.data import named
 from gmmc.data.ood_sets import GENERATED
-from gmmc.data.sources import named
 from gmmc.data.splits import Dataset, LabelledImages, hold_out
 from gmmc.evaluations.calibration import measure as measure_calibration
 from gmmc.evaluations.detection import detect

@@ -16,8 +16,8 @@ from gmmc.classifier.model import Classifier
 from gmmc.config import recipes, schema
 from gmmc.data import sources as data_sources
 from gmmc.data.splits import Dataset, LabelledImages
+from gmmc.evaluations import autoattack
 from gmmc.evaluations.attacks import protocol
-from gmmc.evaluations.registry import autoattack
 from gmmc.fid import small_features
 from gmmc.runs import model_file
 from gmmc.train.distributed import build_fabric

@@ -1,8 +1,8 @@
 """gmmc whose drawings and attacks keep what they have after every block, and whose AutoAttack is short."""
 
 from gmmc.cli import app
+from gmmc.evaluations import autoattack
 from gmmc.evaluations.attacks import campaign, protocol
-from gmmc.evaluations.registry import autoattack
 from gmmc.generate import parts
 
 if __name__ == "__main__":

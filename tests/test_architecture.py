@@ -174,3 +174,20 @@ def test_nothing_unpickles():
                 assert not names & {"pickle", "joblib", "dill", "cloudpickle", "shelve", "marshal"}, path
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 assert (node.value.id, node.attr) not in {("torch", "load"), ("torch", "save")}, path
+
+
+MAP = (SOURCE.parents[1] / "docs" / "architecture.md").read_text()
+
+
+def test_the_map_has_the_layers_of_this_test():
+    block = MAP.split("## Layers")[1].split("## ")[0]
+    rows = [set(line.split()) for line in block.splitlines() if line.startswith("    ")]
+    assert rows == LAYERS[::-1]
+
+
+def test_the_map_has_a_line_per_folder_and_names_files_that_exist():
+    files = re.findall(r"`([a-z_]+/[a-z_]+\.py)`", MAP.split("## Four walks")[1])
+    assert len(files) > 30
+    assert not [file for file in files if not (SOURCE / file).is_file()]
+    folders = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == {*re.findall(r"^\| `([a-z_]+)/`", MAP, re.MULTILINE)}

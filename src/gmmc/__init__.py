@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gmmc.classifier.model import Classifier
     from gmmc.errors import Diverged, InputError
     from gmmc.estimator.classifier import GMMCClassifier
-    from gmmc.evaluations.registry import evaluate
+    from gmmc.evaluations.evaluate import evaluate
     from gmmc.export.hub import from_pretrained, save_pretrained
     from gmmc.runs.model_file import load
 
@@ -23,7 +23,7 @@ _HOME = {
     "Diverged": "gmmc.errors",
     "GMMCClassifier": "gmmc.estimator.classifier",
     "InputError": "gmmc.errors",
-    "evaluate": "gmmc.evaluations.registry",
+    "evaluate": "gmmc.evaluations.evaluate",
     "from_pretrained": "gmmc.export.hub",
     "load": "gmmc.runs.model_file",
     "read_images": "gmmc.classifier.image_files",

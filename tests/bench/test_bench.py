@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from gmmc.bench import cells, record, run
+from gmmc.bench import cells, measure, record, reference, run, summary, variants
 from gmmc.bench.cells import Cell, Preset, choose_preset
 from gmmc.bench.measure import Timing
 from gmmc.bench.reference import PlainLoop
-from gmmc.bench.run import measure, reference, summary, variants
 from gmmc.bench.summary import Measured
 from gmmc.classifier.model import pick_device
 from gmmc.cli import app
@@ -222,7 +221,7 @@ def test_blocks_that_differ_are_told():
 
 @pytest.fixture(scope="module")
 def results():
-    return list(run.run_bench(TINY, CPU))
+    return list(run.measure_all(TINY, CPU))
 
 
 def test_the_promised_keys(results):
@@ -263,7 +262,7 @@ def test_a_part_that_fails_is_a_flag(monkeypatch):
         raise RuntimeError("CUDA out of memory\nand a long story")
 
     monkeypatch.setattr(run, "new_learner", out_of_memory)
-    *_, last = run.run_bench(TINY, CPU)
+    *_, last = run.measure_all(TINY, CPU)
     assert "small_cnn/4, ours: not measured, RuntimeError: CUDA out of memory" in last.flags
     assert "small_cnn/4/generative/reference_ms" in last.values
     assert "small_cnn/4/generative/ours_ms" not in last.values
@@ -318,13 +317,13 @@ def test_a_complete_measurement_gives_way_only_to_another(tmp_path, monkeypatch)
     def kept():
         return json.loads((tmp_path / "results.json").read_text())["bench"]["values"]
 
-    monkeypatch.setattr(run, "run_bench", interrupted)
+    monkeypatch.setattr(record, "measure_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
         record.run_bench("cpu", tmp_path, "cpu")
     assert kept() == {"a": 1.0}  # better than nothing
-    monkeypatch.setattr(run, "run_bench", lambda *_: iter([Result({"b": 2.0}, {})]))
+    monkeypatch.setattr(record, "measure_all", lambda *_: iter([Result({"b": 2.0}, {})]))
     record.run_bench("cpu", tmp_path, "cpu")
-    monkeypatch.setattr(run, "run_bench", interrupted)
+    monkeypatch.setattr(record, "measure_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
         record.run_bench("cpu", tmp_path, "cpu")
     assert kept() == {"b": 2.0}
@@ -347,7 +346,7 @@ def test_the_command_refuses_what_it_does_not_know(tmp_path, capsys):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_memory_is_told():
-    *_, last = run.run_bench(TINY, pick_device("cuda"))
+    *_, last = run.measure_all(TINY, pick_device("cuda"))
     assert last.values["small_cnn/8/generative/memory_gb"] > 0
     assert last.values["small_cnn/8/generative/reference_memory_gb"] > 0
     assert {"cuda", "cudnn"} <= last.conditions.keys()

@@ -9,7 +9,7 @@ import pytest
 
 import gmmc
 from conftest import tiny_data
-from gmmc.bench.run import summary
+from gmmc.bench import summary
 from gmmc.config.sections import DataConfig
 from gmmc.data.ood_sets import find_outside
 from gmmc.errors import InputError

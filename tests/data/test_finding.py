@@ -292,8 +292,10 @@ def test_public_names_are_all_that_is_offered():
     assert set(gmmc.__all__) <= set(offered)
     assert set(offered) - set(gmmc.__all__) == {"config", "data"}
     assert all(hasattr(gmmc, name) for name in offered)
-    shown = python("import json, gmmc; print(json.dumps(dir(gmmc)))").stdout
-    assert json.loads(shown) == offered
+    shown = python("import json, gmmc; print(json.dumps([dir(gmmc), dir(gmmc.data)]))").stdout
+    assert json.loads(shown) == [offered, sorted(gmmc.data.__all__)]
+    assert all(hasattr(gmmc.data, name) for name in (*gmmc.data.__all__, "named", "splits"))
+    assert not hasattr(gmmc.data, "nothing")
 
 
 def test_types_are_for_users_too():

@@ -11,7 +11,7 @@ from conftest import tiny_data
 from gmmc.config.sections import DataConfig
 from gmmc.data import sources
 from gmmc.data.ood_sets import GENERATED, find_outside, outside
-from gmmc.data.splits import Dataset
+from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
 from image_files import pictures, png, write_folder, write_shard, write_table
 
@@ -82,7 +82,7 @@ def test_a_cut_out_image_is_its_own_behind_a_grey_square():
         sizes.add((rows, columns))
     assert max(sizes) == (6, 6)  # half the side; less where the edge of the image cuts it
     pixels = [
-        sources.LabelledImages(part.images[:, :, :1, :1], part.labels)
+        LabelledImages(part.images[:, :, :1, :1], part.labels)
         for part in (sets.train, sets.valid, sets.test)
     ]
     with pytest.raises(InputError, match="cutout needs images of at least 2×2 pixels, got 1×1"):
@@ -123,7 +123,7 @@ def test_shapes_that_are_not_square(tmp_path):
     write_folder(tmp_path / "photos", pictures(3, size=20), ["a", "b", "c"])
     sets = tiny_data(channels=3, size=8)
     flat = [part[:] for part in (sets.train, sets.valid, sets.test)]
-    flat = [sources.LabelledImages(part.images[:, :, :5], part.labels) for part in flat]
+    flat = [LabelledImages(part.images[:, :, :5], part.labels) for part in flat]
     oblong = Dataset(*flat, sets.class_names)
     assert outside(str(tmp_path / "photos"), oblong).shape == (3, 3, 5, 8)
     with pytest.raises(InputError, match="rotated needs square images, got 8×5"):

@@ -11,6 +11,7 @@ import torch
 from conftest import make_model, tiny_data
 from gmmc.cli.app import main
 from gmmc.config.sections import EvaluateConfig
+from gmmc.evaluations import robustness
 from gmmc.evaluations.attacks import autoattack
 from gmmc.evaluations.attacks import campaign as campaigns
 from gmmc.evaluations.attacks.autoattack import PARTS, QUERIES, AutoAttackPart
@@ -19,7 +20,7 @@ from gmmc.evaluations.attacks.protocol import AutoAttack
 from gmmc.evaluations.attacks.target import Target
 from gmmc.evaluations.attacks.threats import Threat
 from gmmc.evaluations.autoattack import THREATS, evaluate
-from gmmc.evaluations.registry import keep, robustness
+from gmmc.evaluations.evaluate import keep
 from gmmc.evaluations.result import Result
 from gmmc.runs.folder import RunFolder
 

@@ -12,14 +12,14 @@ from torch import nn
 import gmmc
 from conftest import make_model, tiny_data
 from gmmc import core
+from gmmc.base import intervals
 from gmmc.classifier.scores import SCORES
 from gmmc.config.sections import EvaluateConfig
 from gmmc.data.ood_sets import Outside
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
+from gmmc.evaluations import ood
 from gmmc.evaluations.detection import bootstrap, detect, histogram
-from gmmc.evaluations.registry import ood
-from gmmc.fid import intervals
 
 
 def drawn(seed=0, n=300, m=200, digits=None):

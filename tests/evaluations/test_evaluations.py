@@ -13,8 +13,9 @@ from gmmc.cli import app
 from gmmc.config.sections import DataConfig, EvaluateConfig
 from gmmc.data.splits import LabelledImages
 from gmmc.errors import InputError
+from gmmc.evaluations.evaluate import evaluate
 from gmmc.evaluations.latent import separability
-from gmmc.evaluations.registry import EVALUATIONS, choose, evaluate
+from gmmc.evaluations.registry import EVALUATIONS, choose
 from gmmc.evaluations.result import Result
 from gmmc.evaluations.run import evaluate_run
 from gmmc.evaluations.samples import (

@@ -12,8 +12,9 @@ from gmmc.classifier.model import Classifier
 from gmmc.config.sections import EvaluateConfig
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
-from gmmc.evaluations import buffer_images
+from gmmc.evaluations import buffer_images, generation
 from gmmc.evaluations.buffer_images import Buffer, most_confident, read_buffer
+from gmmc.evaluations.evaluate import keep
 from gmmc.evaluations.generation import draw, draw_start, evaluate
 from gmmc.evaluations.generation_flags import (
     doubts_of_buffer,
@@ -22,7 +23,6 @@ from gmmc.evaluations.generation_flags import (
     doubts_of_memorisation,
 )
 from gmmc.evaluations.memorisation import compare
-from gmmc.evaluations.registry import generation, keep
 from gmmc.fid import small_features
 from gmmc.fid.features import find
 from gmmc.fid.similarity import Gaussian, frechet, overlap

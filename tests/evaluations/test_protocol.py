@@ -11,6 +11,7 @@ from attacked import source
 from conftest import make_model, tiny_data
 from gmmc.config.sections import EvaluateConfig
 from gmmc.data.splits import Dataset
+from gmmc.evaluations import robustness
 from gmmc.evaluations.attack_run import accuracies
 from gmmc.evaluations.attacks.autoattack import PARTS, QUERIES
 from gmmc.evaluations.attacks.campaign import Campaign, Store
@@ -18,7 +19,6 @@ from gmmc.evaluations.attacks.gradient import Temperatures, Transfer
 from gmmc.evaluations.attacks.protocol import HEADLINE, PRESETS, AutoAttack, Protocol
 from gmmc.evaluations.attacks.target import Target
 from gmmc.evaluations.attacks.threats import Threat
-from gmmc.evaluations.registry import robustness
 from gmmc.evaluations.robustness import guides, summed_up, with_worst_case, zero_gradients
 
 CLASSES = 3

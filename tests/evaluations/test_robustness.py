@@ -21,7 +21,7 @@ from gmmc.evaluations.attacks.autoattack import AutoAttackPart
 from gmmc.evaluations.attacks.carlini_wagner import CarliniWagner
 from gmmc.evaluations.attacks.gradient import Adaptive, PaperPGD
 from gmmc.evaluations.attacks.protocol import PRESETS
-from gmmc.evaluations.registry import keep
+from gmmc.evaluations.evaluate import keep
 from gmmc.evaluations.result import Result
 from gmmc.evaluations.robustness import choose_images, evaluate
 from gmmc.runs.folder import RunFolder

@@ -8,17 +8,20 @@ import shutil
 import pytest
 import torch
 
+import gmmc
 from conftest import make_model, tiny_config
+from gmmc.base import intervals
 from gmmc.cli.app import main
 from gmmc.config.sections import EvaluateConfig
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
-from gmmc.evaluations import registry
+from gmmc.evaluations import accuracy, generation, validation
 from gmmc.evaluations.buffer_images import read_buffer
-from gmmc.evaluations.registry import accuracy, choose, generation, keep, validation
+from gmmc.evaluations.evaluate import keep
+from gmmc.evaluations.registry import choose
 from gmmc.evaluations.run import evaluate_run
 from gmmc.evaluations.validation import evaluate
-from gmmc.fid import intervals, small_features
+from gmmc.fid import small_features
 from gmmc.fid.features import find
 from gmmc.fid.similarity import Gaussian, frechet
 from gmmc.pictures import png
@@ -158,7 +161,7 @@ class TestWithoutSamples:
     )
     def test_there_is_the_accuracy_alone_and_no_doubt(self, make, data, monkeypatch):
         monkeypatch.setattr(validation, "draw", None)
-        result = registry.evaluate(make(), data, "validation", EvaluateConfig(generated=2))["validation"]
+        result = gmmc.evaluate(make(), data, "validation", EvaluateConfig(generated=2))["validation"]
         assert result.values.keys() == result.intervals.keys() == {"top1"}
         assert (result.flags, result.pictures, result.conditions["generated"]) == ([], {}, 0)
         assert result.conditions["samples"].startswith("not measured: ")

@@ -22,11 +22,11 @@ from gmmc import generate, pictures
 from gmmc.base import atomic, open_image
 from gmmc.base.outputs import PAGE_MARK, PNG_MARK, check_replaceable, check_writable, has_mark
 from gmmc.bench import record
-from gmmc.bench import run as bench
 from gmmc.cli import app
 from gmmc.errors import InputError
-from gmmc.evaluations import recalibrate, registry
+from gmmc.evaluations import recalibrate
 from gmmc.evaluations import run as evaluations_run
+from gmmc.evaluations.evaluate import keep
 from gmmc.evaluations.result import Result
 from gmmc.export import onnx as export
 from gmmc.generate import examples
@@ -238,7 +238,7 @@ def test_results_of_something_else_are_refused_before_the_work(
     file.write_text(content)
     for place in (evaluations_run, recalibrate):
         monkeypatch.setattr(place, "load_model", no_work)
-    monkeypatch.setattr(bench, "run_bench", no_work)
+    monkeypatch.setattr("gmmc.bench.record.measure_all", no_work)
     monkeypatch.setattr(comparison, "rows_of", no_work)
     assert "results.json" in refused(capsys, command, *arguments)
     assert file.read_text() == content
@@ -251,7 +251,7 @@ def test_a_deeply_nested_results_file_is_one_line(run, tmp_path, capsys):
 
 def test_results_in_python_are_refused_before_the_work(model, tmp_path, monkeypatch):
     (tmp_path / "results.json").write_text('{"my": "results"}')
-    monkeypatch.setattr(registry, "one_by_one", no_work)
+    monkeypatch.setattr("gmmc.evaluations.run.one_by_one", no_work)
     with pytest.raises(InputError, match=r"results\.json"):
         gmmc.evaluate(model, tiny_data(), out=tmp_path)
 
@@ -362,7 +362,7 @@ def test_what_others_write_during_a_bench_or_a_calibration_stays(run, tmp_path, 
         results.write_results(tmp_path, {"bench": {"values": {"complete": 1}}, "other": {"values": {}}})
         yield Result({"a": 1.0}, {}, flags=["incomplete: 1 of 2 parts were not reached"])
 
-    monkeypatch.setattr(bench, "run_bench", measured)
+    monkeypatch.setattr("gmmc.bench.record.measure_all", measured)
     record.run_bench("cpu", tmp_path, "cpu")
     assert results.read_results(tmp_path)["bench"]["values"] == {"complete": 1}
     folder = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("results.json"))
@@ -392,7 +392,7 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_the_work(
         monkeypatch.setattr(place, "load_data", no_work)
     monkeypatch.setattr(generate, "to_folder", no_work)
     monkeypatch.setattr(generate, "to_file", no_work)
-    monkeypatch.setattr(bench, "run_bench", no_work)
+    monkeypatch.setattr("gmmc.bench.record.measure_all", no_work)
     monkeypatch.setattr(comparison, "rows_of", no_work)
     monkeypatch.setattr(export, "_traced", no_work)
     monkeypatch.setattr("gmmc.runs.folder.save_model", no_work)
@@ -427,7 +427,7 @@ def test_pictures_stay_in_the_run_folder(tmp_path, link):
     (out / "samples").symlink_to(out / link if "/" in link else tmp_path / link)
     picture = Image.new("RGB", (8, 8))
     result = Result({}, {}, pictures={"first.png": picture, "samples/grid.png": picture})
-    kept = registry.keep(result, "samples", RunFolder(out))
+    kept = keep(result, "samples", RunFolder(out))
     assert list(kept.pictures) == ["first.png"]
     assert [flag for flag in kept.flags if "samples/grid.png" in flag]
     visible = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
@@ -441,7 +441,7 @@ def test_links_inside_and_to_a_run_folder_are_followed(tmp_path):
     (tmp_path / "disk" / "samples").symlink_to("large")
     (tmp_path / "run").symlink_to("disk")
     result = Result({}, {}, pictures={"samples/grid.png": Image.new("RGB", (8, 8))})
-    registry.keep(result, "samples", RunFolder(tmp_path / "run"))
+    keep(result, "samples", RunFolder(tmp_path / "run"))
     assert (tmp_path / "disk" / "large" / "grid.png").is_file()
 
 

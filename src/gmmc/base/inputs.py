@@ -139,3 +139,11 @@ def _is_deeper(value: Any, most: int) -> bool:
             for item in (holder.values() if isinstance(holder, dict) else holder)
         ]
     return bool(level)
+
+
+def read_document(path: Path, most: int, bound: str) -> bytes:
+    """Return the bytes of a file; `bound` is the name of the limit `most`."""
+    try:
+        return read_bytes(path, most, bound)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None

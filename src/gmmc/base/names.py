@@ -34,7 +34,8 @@ TEMPERATURES = {
     "given": "the given γ²",
 }
 
-PAPER_PGD, WORST_CASE, AUTOATTACK = "paper_pgd", "worst_case", "autoattack"
+PAPER_PGD, WORST_CASE = "paper_pgd", "worst_case"
+AUTOATTACK, AUTOATTACK_SUBSET = "autoattack", "autoattack_parts"
 AUTOATTACK_PARTS = {"apgd_ce": "APGD-CE", "apgd_t": "APGD-T", "fab_t": "FAB-T", "square": "Square"}
 ATTACKS = {
     PAPER_PGD: "PGD-40 on cross-entropy, the paper’s γ²",
@@ -47,7 +48,7 @@ ATTACKS = {
     "fab_t": "then FAB, targeted",
     "square": "Square alone (black box)",
     AUTOATTACK: "AutoAttack, all parts",
-    "autoattack_parts": "these parts, not all of AutoAttack",
+    AUTOATTACK_SUBSET: "these parts, not all of AutoAttack",
     "transfer": "transfer from another model",
     "restarts": "restarts on what survived",
     WORST_CASE: "worst case of all that ran",

@@ -17,7 +17,7 @@ from gmmc.base.limits import PICTURE_BYTES, PICTURE_PIXELS
 from gmmc.base.text import printable
 from gmmc.errors import InputError
 
-# Those of data.layout.SUFFIXES. Pillow has more, and starts Ghostscript for one of them.
+# Formats of data.layout.SUFFIXES. Pillow has more, and starts Ghostscript for one of them.
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "PPM", "TIFF", "WEBP", "JPEG2000")
 Source = Path | bytes | Image.Image  # a file, its bytes, or a picture that the caller opened
 TIFF_TILE = (322, 323)  # the tags TileWidth and TileLength

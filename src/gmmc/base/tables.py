@@ -27,7 +27,7 @@ class Line:
     kind: Literal["ours", "published", "group", "not-ours", "flag"] = "ours"
     note: int = 0
     source: str = ""
-    see: tuple[str, str] | None = None  # key and title of the section that tells more
+    see: tuple[str, str] | None = None  # key and title of the section with the details
     strong: bool = False  # the one to remember
 
 

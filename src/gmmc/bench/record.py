@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from gmmc.bench import run as bench
+from gmmc.bench.cells import choose_preset
+from gmmc.bench.run import measure_all
 from gmmc.classifier.model import pick_device
 from gmmc.errors import InputError
 from gmmc.evaluations.result import Result
@@ -23,11 +24,11 @@ def run_bench(preset: str, out: Path, device: str, count: int | None = None) -> 
     if out == Path():
         raise InputError("--out must be a folder of its own, got the current one")
     place = pick_device("cpu" if preset == "cpu" and device == "auto" else device)
-    chosen = bench.choose_preset(preset, place.type)
+    chosen = choose_preset(preset, place.type)
     check_keeps_results(out, "--out")
     result = None
     with threads.using(count or torch.get_num_threads()):
-        for result in bench.run_bench(chosen, place):
+        for result in measure_all(chosen, place):
             keep_bench(out, result)
     assert result is not None  # there is always the matrix product
     return result

@@ -1,4 +1,4 @@
-"""`gmmc bench`: our sampler and updates against a plain reference loop, in one run on one machine.
+"""Our sampler and updates against a plain reference loop, in one run on one machine.
 
 `cells` says what, `measure` how; `ours` and `reference` are the two sides; `summary` makes numbers of times.
 """
@@ -15,7 +15,7 @@ from gmmc import __version__
 from gmmc.base import provenance
 from gmmc.base.progress import Progress
 from gmmc.bench import measure, reference, summary, variants
-from gmmc.bench.cells import DISCRIMINATIVE, GENERATIVE, SAMPLING, Cell, Preset, choose_preset
+from gmmc.bench.cells import DISCRIMINATIVE, GENERATIVE, SAMPLING, Cell, Preset
 from gmmc.bench.ours import CLASSES, LR, new_learner, with_steps
 from gmmc.bench.summary import OURS, REFERENCE, Measured
 from gmmc.evaluations.result import Result
@@ -46,8 +46,8 @@ class Bench:
         self.found.append(Measured(cell, phase, side, timing, measure.peak_memory(self.device)))
 
 
-def run_bench(preset: Preset, device: torch.device) -> Iterator[Result]:
-    """What is known after every part of the work; the last is the whole."""
+def measure_all(preset: Preset, device: torch.device) -> Iterator[Result]:
+    """Yield the result so far after every part of the work; the last is the whole."""
     bench = Bench(preset, device)
     parts = list(work(preset))
     with Progress("bench", len(parts) + 2) as bar:
@@ -156,7 +156,7 @@ def ways_to_run(bench: Bench, cell: Cell) -> None:
 
 
 def tidy_up(device: torch.device) -> None:
-    """What was compiled and captured for one network is of no use to the next, and takes its memory."""
+    """Free what was compiled and captured for one network: the next has no use for it."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
     gc.collect()
@@ -209,6 +209,3 @@ def conditions(bench: Bench) -> dict[str, Any]:
         "commit": provenance.commit(),
         "settings": {"train": dict(preset.train), "sampler": {"steps": preset.steps}},
     }
-
-
-__all__ = ["choose_preset", "run_bench"]

@@ -1,4 +1,4 @@
-"""Timings → the values, curves and doubts of a benchmark. Pure: no clock, no device."""
+"""Timings → the values, curves and warnings of a benchmark, and its printed table. No clock, no device."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from itertools import pairwise
 from statistics import mean
 from typing import Any
 
-from gmmc.base.tables import print_table
+from gmmc.base.tables import MISSING, print_table
 from gmmc.base.text import print_line
 from gmmc.bench.cells import SAMPLING, Cell
 from gmmc.bench.measure import Timing, count_macs, flops
 from gmmc.evaluations.result import Result
 
-OURS, REFERENCE = SIDES = ("ours", "reference")
+OURS, REFERENCE = "ours", "reference"
 CIFAR10 = 50_000  # training images of an epoch
 # Milliseconds of a generative iteration of the authors' public code, unchanged, 20 steps, NVIDIA H200.
 EXPECTED_ON = "H200"
@@ -182,7 +182,7 @@ def table(
 
 def _told(column: str, number: float | None) -> str:
     if number is None:
-        return "–"
+        return MISSING
     if column == "share_of_matmul":
         return f"{number:.0%}"
     return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"

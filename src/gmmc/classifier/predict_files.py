@@ -16,7 +16,7 @@ def predict_files(
     score: str | None = None,
     tpr: float | None = None,
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """What the model says of each image file that can be read, and a line about each that cannot.
+    """Return a row per image file that can be read, and a line about each of the others.
 
     Folders stand for all image files in them. Standard error reports how many images were converted.
     `answer` is the class, None where the model abstains; `class` is the nearest in any case. A model without

@@ -6,10 +6,7 @@ from typing import Annotated
 import typer
 
 from gmmc.base.text import print_line
-from gmmc.cli.options import (
-    Device,
-    Quiet,
-)
+from gmmc.cli.options import Device, Quiet
 
 EXAMPLE = "gmmc bench --preset full --out runs/bench && gmmc report runs/bench"
 

@@ -6,13 +6,7 @@ import typer
 
 from gmmc.base import names
 from gmmc.base.text import print_line
-from gmmc.cli.options import (
-    Device,
-    Quiet,
-    Score,
-    Threads,
-    Tpr,
-)
+from gmmc.cli.options import Device, Quiet, Score, Threads, Tpr
 
 EXAMPLE = "gmmc calibrate runs/demo   or   gmmc calibrate runs/demo --score neighbours"
 

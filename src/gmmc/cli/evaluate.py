@@ -6,19 +6,7 @@ import typer
 
 from gmmc.base.text import print_line
 from gmmc.cli import printing
-from gmmc.cli.options import (
-    OR_SHIPPED,
-    Attacked,
-    Attacks,
-    Device,
-    Features,
-    Generated,
-    Ood,
-    Quiet,
-    Surrogate,
-    Threads,
-    complete_run,
-)
+from gmmc.cli.options import OR_SHIPPED, Device, Quiet, Threads, complete_run
 from gmmc.runs import shipped
 from gmmc.runs.results import outside_sets, read_results
 
@@ -26,6 +14,36 @@ EXAMPLE = (
     "gmmc evaluate runs/demo ood --ood noise --ood ~/holiday-photos   or   "
     "gmmc evaluate runs/demo robustness --attacks full --attacked 500"
 )
+
+Ood = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="ood: a set of other images: noise, constant, interp, inverted, rotated, cutout, a named set, a "
+        "folder or a parquet file; repeat for several. Default: the recipe's."
+    ),
+]
+Attacks = Annotated[
+    str | None,
+    typer.Option(help="robustness: quick (100 images) or full (1,000 images, all of AutoAttack)."),
+]
+Attacked = Annotated[
+    int | None,
+    typer.Option(help="robustness, autoattack: test images to attack; default: the preset's, 256.", min=1),
+]
+Surrogate = Annotated[
+    str | None, typer.Option(help="robustness: a run whose adversarial images are tried too.")
+]
+Features = Annotated[
+    str | None,
+    typer.Option(
+        help="generation, validation: inception, small (a CNN trained here) or a TorchScript file; "
+        "default: inception for colour images from 32 pixels, else small."
+    ),
+]
+Generated = Annotated[
+    int | None,
+    typer.Option(help="generation, validation: fresh chains for FID; default: the recipe's.", min=2),
+]
 
 
 def evaluate(

@@ -3,9 +3,7 @@
 import shlex
 
 from gmmc.base.text import print_line
-from gmmc.cli.options import (
-    Run,
-)
+from gmmc.cli.options import Run
 
 EXAMPLE = "gmmc examples runs/demo   or   gmmc examples cifar10"
 

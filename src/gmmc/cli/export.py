@@ -1,18 +1,24 @@
 """`gmmc export`."""
 
 import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from gmmc.base.limits import LONG_SHOWN
 from gmmc.base.text import print_line, shortened
-from gmmc.cli.options import (
-    Opset,
-    Place,
-    Run,
-    Threads,
-)
+from gmmc.cli.options import Run, Threads
 from gmmc.errors import InputError
 
 EXAMPLE = "gmmc export cifar10 cifar10.onnx   or   gmmc export runs/demo my-digits"
+
+Place = Annotated[
+    Path, typer.Argument(metavar="PLACE", help="A file that ends in .onnx, or a folder to write.")
+]
+Opset = Annotated[
+    int | None, typer.Option(help="Of the .onnx file, for a runtime that needs another than 20.")
+]
 
 
 def export(run: Run, place: Place, opset: Opset = None, threads: Threads = None) -> None:

@@ -31,7 +31,7 @@ def print_models() -> None:
 
 def title(folder: Path) -> str:
     """Title of the model card; the name of the data set where there is none."""
-    card = folder / "card.toml"
+    card = folder / layout.CARD
     told = recipes.read_toml(card) if card.is_file() else {}
     return str(told.get("title") or recipes.read_toml(folder / layout.CONFIG)["data"]["name"])
 

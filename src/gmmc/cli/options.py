@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take, or that are long to tell."""
+"""Arguments and options that several commands take."""
 
 from pathlib import Path
 from typing import Annotated
@@ -57,63 +57,7 @@ Quiet = Annotated[
     ),
 ]
 
-# Of `gmmc evaluate`.
-Ood = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="ood: a set of other images: noise, constant, interp, inverted, rotated, cutout, a named set, a "
-        "folder or a parquet file; repeat for several. Default: the recipe's."
-    ),
-]
-Attacks = Annotated[
-    str | None,
-    typer.Option(help="robustness: quick (100 images) or full (1,000 images, all of AutoAttack)."),
-]
-Attacked = Annotated[
-    int | None,
-    typer.Option(help="robustness, autoattack: test images to attack; default: the preset's, 256.", min=1),
-]
-Surrogate = Annotated[
-    str | None, typer.Option(help="robustness: a run whose adversarial images are tried too.")
-]
-Features = Annotated[
-    str | None,
-    typer.Option(
-        help="generation, validation: inception, small (a CNN trained here) or a TorchScript file; "
-        "default: inception for colour images from 32 pixels, else small."
-    ),
-]
-Generated = Annotated[
-    int | None,
-    typer.Option(help="generation, validation: fresh chains for FID; default: the recipe's.", min=2),
-]
 
-# Of `gmmc sample`.
-Number = Annotated[int, typer.Option("--number", "-n", help="How many images.", min=1, max=10_000_000)]
-Label = Annotated[
-    list[str] | None,
-    typer.Option(help="A class, by name or index; repeat for several. Default: drawn from the priors."),
-]
-Steps = Annotated[
-    int | None, typer.Option(help="Sampler steps; default: the model's own.", min=1, max=1_000_000)
-]
-DrawnOut = Annotated[
-    Path | None,
-    typer.Option(
-        help="A folder, or a file that ends in .npz or .parquet; default: samples/ in the run, or in "
-        "runs/NAME for a shipped model."
-    ),
-]
-
-# Of `gmmc predict`.
-Resize = Annotated[
-    bool | None,
-    typer.Option(
-        "--resize/--no-resize",
-        help="Crop and resize images of another size, or refuse them. Default: as was done with the "
-        "training images (data.size); with a model that ships with gmmc, resize.",
-    ),
-]
 Score = Annotated[
     str | None,
     typer.Option(help=f"{', '.join(SCORES)} or auto; default: the model's own."),
@@ -121,12 +65,4 @@ Score = Annotated[
 Tpr = Annotated[
     float | None,
     typer.Option(help="Share of images like the training images to accept; default: the model's own."),
-]
-
-# Of `gmmc export`.
-Place = Annotated[
-    Path, typer.Argument(metavar="PLACE", help="A file that ends in .onnx, or a folder to write.")
-]
-Opset = Annotated[
-    int | None, typer.Option(help="Of the .onnx file, for a runtime that needs another than 20.")
 ]

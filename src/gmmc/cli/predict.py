@@ -5,17 +5,19 @@ from typing import Annotated
 import typer
 
 from gmmc.cli import printing
-from gmmc.cli.options import (
-    Device,
-    Resize,
-    Run,
-    Score,
-    Threads,
-    Tpr,
-)
+from gmmc.cli.options import Device, Run, Score, Threads, Tpr
 from gmmc.errors import InputError
 
 EXAMPLE = "gmmc predict cifar10 photo.jpg   or   gmmc predict runs/demo *.png --tpr 0.99 --json"
+
+Resize = Annotated[
+    bool | None,
+    typer.Option(
+        "--resize/--no-resize",
+        help="Crop and resize images of another size, or refuse them. Default: as was done with the "
+        "training images (data.size); with a model that ships with gmmc, resize.",
+    ),
+]
 
 
 def predict(

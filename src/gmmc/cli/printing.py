@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gmmc.base.names import AUTOATTACK, PAPER_PGD, SHORT_SCORES, WORST_CASE
-from gmmc.base.tables import print_table
+from gmmc.base.tables import MISSING, print_table
 from gmmc.base.text import print_line, printable
 
 LONG = {"trained", "settings", "attacks", "checks"}  # conditions that only results.json tells
@@ -114,7 +114,8 @@ def print_cells(places: dict[str, dict[str, str]], columns: list[str] | None = N
     """Rows by place and columns by name; a dash where there is nothing."""
     columns = columns or list(dict.fromkeys(column for cells in places.values() for column in cells))
     rows = [
-        [*row.split("/"), *(cells.get(column, "–") for column in columns)] for row, cells in places.items()
+        [*row.split("/"), *(cells.get(column, MISSING) for column in columns)]
+        for row, cells in places.items()
     ]
     words = len(rows[0]) - len(columns)
     print_table([*[""] * words, *columns], rows, words=words, indent="  ")

@@ -6,11 +6,7 @@ from typing import Annotated
 import typer
 
 from gmmc.base.text import print_line
-from gmmc.cli.options import (
-    OR_SHIPPED,
-    Quiet,
-    complete_run,
-)
+from gmmc.cli.options import OR_SHIPPED, Quiet, complete_run
 
 EXAMPLE = "gmmc report cifar10   or   gmmc report runs/demo runs/other --out both.html"
 

@@ -1,27 +1,35 @@
 """`gmmc sample`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gmmc.base.outputs import check_within
 from gmmc.base.text import print_line
-from gmmc.cli.options import (
-    Device,
-    DrawnOut,
-    Label,
-    Number,
-    Quiet,
-    Run,
-    Steps,
-    Threads,
-)
+from gmmc.cli.options import Device, Quiet, Run, Threads
 from gmmc.errors import InputError
 from gmmc.runs import shipped
 
 EXAMPLE = (
     "gmmc sample cifar10 -n 10 --balanced   or   gmmc sample runs/demo -n 50000 --balanced --out drawn.npz"
 )
+
+Number = Annotated[int, typer.Option("--number", "-n", help="How many images.", min=1, max=10_000_000)]
+Label = Annotated[
+    list[str] | None,
+    typer.Option(help="A class, by name or index; repeat for several. Default: drawn from the priors."),
+]
+Steps = Annotated[
+    int | None, typer.Option(help="Sampler steps; default: the model's own.", min=1, max=1_000_000)
+]
+DrawnOut = Annotated[
+    Path | None,
+    typer.Option(
+        help="A folder, or a file that ends in .npz or .parquet; default: samples/ in the run, or in "
+        "runs/NAME for a shipped model."
+    ),
+]
 
 
 def sample(

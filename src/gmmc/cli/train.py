@@ -7,11 +7,7 @@ import typer
 
 from gmmc.base.leader import is_leader
 from gmmc.base.text import print_line, shortened
-from gmmc.cli.options import (
-    Quiet,
-    Threads,
-    complete_recipe,
-)
+from gmmc.cli.options import Quiet, Threads, complete_recipe
 from gmmc.errors import InputError
 
 EXAMPLE = "gmmc train recipes/digits.toml train.seed=1 generative.epochs=40 --out runs/seed1"

@@ -175,7 +175,7 @@ class PhaseConfig(AugmentConfig):
 
 @dataclass(frozen=True)
 class ObjectiveConfig(Section):
-    """What an update minimises; β is `train.beta`. See train/objectives.py."""
+    """The loss of an update; β is `train.beta`. See train/objectives.py."""
 
     # gmmc: the paper's; split: the real term in two parts; balanced: cross-entropy + β(E − E′)
     name: Literal["gmmc", "split", "balanced"] = "gmmc"

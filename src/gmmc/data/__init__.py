@@ -41,7 +41,15 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """Return the public names, for completion."""
+    return list(__all__)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'gmmc.data' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"gmmc.data.{_HOME[name]}"), name)
+    if name in _HOME:
+        return getattr(importlib.import_module(f"gmmc.data.{_HOME[name]}"), name)
+    try:
+        return importlib.import_module(f"gmmc.data.{name}")  # gmmc.data.named, … without another import
+    except ModuleNotFoundError:
+        raise AttributeError(f"module 'gmmc.data' has no attribute {name!r}") from None

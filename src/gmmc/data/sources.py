@@ -8,11 +8,9 @@ from gmmc.base.inputs import expanded
 from gmmc.base.text import nearest, shortened
 from gmmc.config.sections import DataConfig
 from gmmc.data import local, named
-from gmmc.data.arrays import from_arrays
 from gmmc.data.digits import digits
 from gmmc.data.messages import say
-from gmmc.data.ood_sets import GENERATED, Outside, find_outside, outside
-from gmmc.data.splits import Dataset, LabelledImages, Parts, hold_out
+from gmmc.data.splits import Dataset, Parts, hold_out
 from gmmc.errors import InputError
 
 SOURCES: dict[str, Callable[[DataConfig], Parts]] = {
@@ -56,18 +54,3 @@ def located(cfg: DataConfig) -> DataConfig:
         return replace(cfg, name=str(path.resolve()))
     except InputError as error:  # a folder above it has a name that is no text
         raise InputError(f"data.{error}") from None
-
-
-__all__ = [
-    "GENERATED",
-    "SOURCES",
-    "Dataset",
-    "LabelledImages",
-    "Outside",
-    "find_outside",
-    "from_arrays",
-    "hold_out",
-    "load",
-    "located",
-    "outside",
-]

@@ -177,7 +177,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         self._held: LabelledImages | None = None
 
     def _check_parameters(self) -> None:
-        """Those that training would not look at before its end."""
+        """Check the parameters that training would only read at its end."""
         if not isinstance(self.tpr, Real) or not 0 < self.tpr < 1:
             raise InputError(f"tpr must lie between 0 and 1, got {shortened(self.tpr)}")
         if not isinstance(self.min_updates, Integral) or self.min_updates < 0:
@@ -297,7 +297,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         return network, scores.unit_energies(network, images)
 
     def _tempered(self, model: Classifier) -> scores.Tempered:
-        """Of vectors in float64: small enough, and then no row feels how many others are asked with it."""
+        """Model in float64 for vectors, so that a row does not depend on how many others come with it."""
         return (copy.deepcopy(model).double() if is_vector(self._rows.shape) else model).tempered()
 
     # --- drawing ---
@@ -385,6 +385,3 @@ def class_names(classes: np.ndarray) -> tuple[str, ...]:
         return check_class_names([str(label) for label in classes.tolist()], "y")
     except InputError:
         return tuple(map(str, range(len(classes))))
-
-
-__all__ = ["GMMCClassifier"]

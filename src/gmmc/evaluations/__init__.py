@@ -1,1 +1,1 @@
-"""One module per evaluation, all `evaluate(model, data, cfg) -> Result`; `registry` runs them."""
+"""One module per evaluation, listed by `registry` and run by `evaluate`; `attacks` has the attacks."""

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gmmc import core
+from gmmc.base import intervals
 from gmmc.base.names import TEMPERATURES
 from gmmc.base.progress import Progress
 from gmmc.classifier.scores import batched, check_finite, tempered
@@ -15,7 +16,6 @@ from gmmc.data.splits import Dataset
 from gmmc.evaluations.calibration import brier
 from gmmc.evaluations.result import Result, conditions
 from gmmc.evaluations.temperatures import used
-from gmmc.fid import intervals
 
 
 def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:

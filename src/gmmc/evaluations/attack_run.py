@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gmmc.base import intervals
 from gmmc.base.progress import Progress
 from gmmc.base.seeds import generator
 from gmmc.classifier.scores import check_finite
@@ -12,7 +13,6 @@ from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.evaluations.attacks.campaign import Campaign, Store, content_key
 from gmmc.evaluations.attacks.protocol import Broken
 from gmmc.evaluations.attacks.target import Target
-from gmmc.fid import intervals
 from gmmc.runs.folder import RunFolder
 
 FORMAT = 4  # another number where an attack changes: an interrupted evaluation then restarts

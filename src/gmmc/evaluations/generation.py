@@ -15,6 +15,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
+from gmmc.base import intervals
 from gmmc.base.progress import Progress
 from gmmc.classifier.model import Classifier
 from gmmc.config.sections import EvaluateConfig
@@ -24,7 +25,7 @@ from gmmc.evaluations.buffer_images import KEPT, Buffer, most_confident, read_bu
 from gmmc.evaluations.generation_flags import doubts
 from gmmc.evaluations.memorisation import Memorisation, compare
 from gmmc.evaluations.result import Result, conditions
-from gmmc.fid import features, intervals
+from gmmc.fid import features
 from gmmc.fid.chain_images import evenly
 from gmmc.fid.feature_cache import known_features, training_features
 from gmmc.fid.features import FeatureNetwork

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gmmc.base import intervals
 from gmmc.base.progress import Progress
 from gmmc.base.seeds import generator
 from gmmc.classifier.model import Classifier
@@ -12,7 +13,6 @@ from gmmc.config.sections import EvaluateConfig
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.evaluations.result import Result, conditions
-from gmmc.fid import intervals
 
 NEIGHBOURS = 10
 

@@ -9,9 +9,9 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
+from gmmc.base import intervals
 from gmmc.base.progress import Progress
 from gmmc.evaluations.detection import histogram
-from gmmc.fid import intervals
 from gmmc.fid.similarity import nearest
 from gmmc.pictures import grid
 from gmmc.pixels import as_unit

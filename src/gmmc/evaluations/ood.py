@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from gmmc.base import intervals
 from gmmc.base.names import SCORE_QUANTITIES, TEMPERATURES
 from gmmc.base.progress import Progress
 from gmmc.classifier.abstention import NEIGHBOURS
@@ -19,7 +20,6 @@ from gmmc.errors import InputError
 from gmmc.evaluations.detection import bootstrap, detect, histogram
 from gmmc.evaluations.result import Result, conditions
 from gmmc.evaluations.temperatures import doubts_of_fit, fitted_on, temperatures
-from gmmc.fid import intervals
 
 REPLICATES = 200
 MOSTLY = 0.5  # share of another set that is too much to accept

@@ -9,7 +9,7 @@ from gmmc.base.progress import Progress
 from gmmc.base.text import shortened
 from gmmc.classifier.model import Classifier
 from gmmc.errors import InputError
-from gmmc.evaluations import registry
+from gmmc.evaluations.evaluate import doubts_of_held_out
 from gmmc.runs import folder, layout, shipped
 from gmmc.runs.finished import load_model
 from gmmc.runs.results import check_keeps_results
@@ -40,7 +40,7 @@ def calibrate_run(
     data = load_data(model, run)
     if not len(data.valid):
         raise InputError(f"{run} has no validation images to calibrate by (data.valid)")
-    for warning in registry.doubts_of_held_out(model, data):
+    for warning in doubts_of_held_out(model, data):
         raise InputError(f"{run}: {warning}; in Python, model.calibrate(images, labels) takes any images")
     with Progress("calibrating", 2 * len(data.valid)) as bar:
         try:

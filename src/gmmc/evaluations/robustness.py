@@ -13,6 +13,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor, nn
 
+from gmmc.base import intervals
 from gmmc.base.names import PAPER_PGD, WORST_CASE
 from gmmc.base.progress import Progress
 from gmmc.config.sections import EvaluateConfig
@@ -33,7 +34,6 @@ from gmmc.evaluations.attacks.gradient import cross_entropy_gradient
 from gmmc.evaluations.attacks.protocol import PRESETS, Broken, Protocol, union
 from gmmc.evaluations.attacks.target import Target
 from gmmc.evaluations.result import Result, conditions
-from gmmc.fid import intervals
 from gmmc.pictures import grid
 from gmmc.runs import model_file
 from gmmc.runs.folder import RunFolder

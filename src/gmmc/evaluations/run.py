@@ -9,7 +9,8 @@ from gmmc.base.inputs import kind_of
 from gmmc.base.limits import LONG_SHOWN
 from gmmc.base.text import print_line, shortened
 from gmmc.errors import InputError
-from gmmc.evaluations import registry
+from gmmc.evaluations.evaluate import keep, one_by_one
+from gmmc.evaluations.registry import choose
 from gmmc.evaluations.result import Result
 from gmmc.runs import shipped
 from gmmc.runs.finished import load_model
@@ -48,9 +49,9 @@ def evaluate_run(
         raise InputError(f"RUN must be a run folder, got {got}{models}")
     check_keeps_results(shipped.workplace(run), "RUN")
     model = load_model(run, device, count)
-    registry.choose(model, names)  # refuse before the work what cannot be done
+    choose(model, names)  # refuse before the work what cannot be done
     for option, takers in OPTION_OF.items():
-        if changes.get(option) is not None and not {*takers} & {*(names or registry.choose(model, []))}:
+        if changes.get(option) is not None and not {*takers} & {*(names or choose(model, []))}:
             wanted = " or ".join(f"`gmmc evaluate RUN {name}`" for name in takers)
             raise InputError(f"--{option} is for {wanted}, got {', '.join(names) or 'no name'}")
     cfg = dataclasses.replace(model.cfg.evaluate, **{k: v for k, v in changes.items() if v is not None})
@@ -60,12 +61,12 @@ def evaluate_run(
     folder = own_folder(run)
     if (metrics := folder.metrics()) and "seconds" in metrics[-1]:
         model.trained["seconds"] = metrics[-1]["seconds"]
-    for name, result in registry.one_by_one(model, data, names, cfg, folder):
-        yield name, registry.keep(result, name, folder)
+    for name, result in one_by_one(model, data, names, cfg, folder):
+        yield name, keep(result, name, folder)
 
 
 def own_folder(run: str) -> RunFolder:
-    """Where results of a run are kept; of a shipped model in a copy, with a note."""
+    """Return the folder that keeps the results of a run; for a shipped model a copy, with a note."""
     folder = RunFolder(shipped.own_copy(run))
     if shipped.is_shipped(run):
         print_line(f"{run} is evaluated in {folder.path}", file=sys.stderr)

@@ -12,6 +12,7 @@ from PIL.Image import Image
 from sklearn.svm import SVC
 from torch import Tensor
 
+from gmmc.base import intervals
 from gmmc.base.progress import Progress
 from gmmc.base.seeds import generator
 from gmmc.classifier.model import Classifier
@@ -19,7 +20,6 @@ from gmmc.config.sections import EvaluateConfig
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations.result import Result, conditions
-from gmmc.fid import intervals
 from gmmc.pictures import GRID_COLUMNS, grid
 from gmmc.pixels import as_unit, to_uint8
 

@@ -1,4 +1,4 @@
-"""The three temperatures at which a posterior is looked at."""
+"""The temperatures at which a posterior is measured: fitted, unit, the paper's, and a given one."""
 
 from gmmc.classifier.scores import GAMMA2_RANGE, Tempered, fit_gamma2, unit_energies
 from gmmc.data.splits import Dataset

@@ -11,6 +11,7 @@ import torch
 from PIL.Image import Image
 from torch import nn
 
+from gmmc.base import intervals
 from gmmc.base.progress import Progress
 from gmmc.classifier.model import Classifier
 from gmmc.config.sections import EvaluateConfig
@@ -35,7 +36,7 @@ from gmmc.evaluations.generation import (
 )
 from gmmc.evaluations.generation_flags import doubts_of_buffer, doubts_of_chains, doubts_of_counts
 from gmmc.evaluations.result import Result, conditions
-from gmmc.fid import features, intervals
+from gmmc.fid import features
 from gmmc.fid.chain_images import evenly
 from gmmc.fid.feature_cache import training_features
 from gmmc.fid.features import FeatureNetwork

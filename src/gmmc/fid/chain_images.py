@@ -1,4 +1,4 @@
-"""Chains as image files would hold them, and an even choice of them."""
+"""Images of chains to compare: in 8 bits, and an even choice of them."""
 
 import torch
 from torch import Tensor

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gmmc.base.intervals import Z
 from gmmc.base.seeds import generator
-from gmmc.fid.intervals import Z
 
 ROOM = 2**25  # numbers that are held at once beside the features: 256 MB
 KID_SUBSETS, KID_SIZE = 100, 1000

@@ -18,7 +18,7 @@ from gmmc.errors import InputError
 def draw(
     model: Classifier, out: Path, *, number: int, class_names: Sequence[str], seed: int, steps: int | None
 ) -> str:
-    """`number` fresh images in a folder or a file, as the name of `out` says; gives a line about them.
+    """Draw `number` images into a folder, or into a file if `out` has its ending; return a line about them.
 
     With class names, the images go through them in turn; without, classes are drawn from the priors.
     """

@@ -103,7 +103,7 @@ def _write_png(path: Path, image: Tensor, stamp: dict[str, str | int]) -> None:
 
 
 def _stamped(picture: Image.Image, stamp: dict[str, str | int]) -> bytes:
-    """A PNG with the stamp as its text; see `places.PNG_MARK`."""
+    """A PNG with the stamp as its text; see `base.outputs.PNG_MARK`."""
     return pictures.png(picture, {"gmmc": json.dumps(stamp)})
 
 

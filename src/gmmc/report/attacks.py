@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gmmc.base.names import ATTACKS, AUTOATTACK, AUTOATTACK_PARTS, PAPER_PGD, WORST_CASE
+from gmmc.base.names import ATTACKS, AUTOATTACK, AUTOATTACK_PARTS, AUTOATTACK_SUBSET, PAPER_PGD, WORST_CASE
 from gmmc.report.canvas import ACCENT, GOOD, INK, RUNS, WARM
 from gmmc.report.reading import Entry
 
@@ -46,7 +46,7 @@ FAMILIES = (
     Family(
         "AutoAttack and its parts",
         GOOD,
-        (*AUTOATTACK_PARTS, AUTOATTACK, "autoattack_parts"),
+        (*AUTOATTACK_PARTS, AUTOATTACK, AUTOATTACK_SUBSET),
         ("peers_linf", "peers"),
         (("linf_8", "autoattack"),),
     ),

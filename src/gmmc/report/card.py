@@ -11,7 +11,8 @@ from gmmc.report.headline import DENSITY, doubts, lines_of, measured_on
 from gmmc.report.numbers import plain
 from gmmc.report.ood import INSIDE, SETS, Places, rule
 from gmmc.report.parts import Cell, Group, Line, Panel, Section, Table, per_run, value_lines
-from gmmc.report.reading import CARD, Run
+from gmmc.report.reading import Run
+from gmmc.runs.layout import CARD
 
 TITLE = "title"
 HEADINGS = {

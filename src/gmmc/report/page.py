@@ -26,8 +26,6 @@ from gmmc.report.training import status, training
 from gmmc.runs import shipped
 from gmmc.runs.layout import REPORT, RESULTS
 
-__all__ = ["write_report"]
-
 
 def write_report(runs: Sequence[str | Path], out: Path | None = None) -> Path:
     """Write the page about these runs; by default report.html in the first, or in its place under runs/.
@@ -77,7 +75,9 @@ def render(runs: list[Run]) -> str:
 
 
 def build_sections(runs: list[Run]) -> list[Section]:
-    cards = {run.name: card.words(run) for run in runs if run.card is not None}  # bad words are told at once
+    cards = {
+        run.name: card.words(run) for run in runs if run.card is not None
+    }  # bad words are refused at once
     names = sections.names(runs)
     most = pictures.share(runs)
     built = []

@@ -11,13 +11,12 @@ from gmmc.base.text import printable, shortened
 from gmmc.config.recipes import read_toml
 from gmmc.errors import InputError
 from gmmc.runs import shipped
-from gmmc.runs.layout import CONFIG, LAST_GOOD, MODEL, RESULTS, is_training
+from gmmc.runs.layout import CARD, CONFIG, LAST_GOOD, MODEL, RESULTS, is_training
 from gmmc.runs.metrics import read_metrics
 from gmmc.runs.results import read_results
 
 # measured: results without a training, of a benchmark for example
 State = Literal["finished", "diverged", "in progress", "stopped", "measured"]
-CARD = "card.toml"  # what a model is for, in the words of who made it; a run need not have one
 PARTS = {"values": dict, "intervals": dict, "curves": dict, "files": list, "flags": list, "conditions": dict}
 
 

@@ -1,7 +1,7 @@
 """The run folder: configuration, metrics, weights, resume states, results.
 
 Files are written whole or not at all (metrics.jsonl grows line by line, and a cut line is dropped).
-Weights and states carry a hash of their content and are refused when it does not match. Nothing is unpickled.
+States carry a hash of their content (`resume`), weights are checked by `restore`. Nothing is unpickled.
 """
 
 import dataclasses
@@ -20,20 +20,17 @@ from gmmc.classifier.model import Classifier
 from gmmc.config import recipes
 from gmmc.config.schema import Config
 from gmmc.errors import InputError
-from gmmc.runs.layout import CONFIG, LAST_GOOD, LOCK, METRICS, MODEL
+from gmmc.runs.layout import CONFIG, LAST_GOOD, LOCK, METRICS, MODEL, RESUME
 from gmmc.runs.metrics import read_metrics
 from gmmc.runs.model_file import save_model
 from gmmc.runs.results import change_results, read_results, write_results
-from gmmc.runs.resume import RESUME, ResumeStates
+from gmmc.runs.resume import ResumeStates
 
 RECALIBRATED = "thresholds were fitted again since: `gmmc evaluate RUN ood` measures what is accepted now"
 
 
-# --- a folder that is being trained in ------------------------------------------------------------
-
-
 class RunFolder(ResumeStates):
-    """Everything that a run keeps; its resume states are in `resume`."""
+    """All that a run keeps; inherits the resume states of `runs/resume.py`."""
 
     @contextmanager
     def opened_for(self, cfg: Config) -> Iterator[None]:
@@ -57,9 +54,8 @@ class RunFolder(ResumeStates):
                     f"another process is training in {self.path}; wait for it or stop it"
                 ) from None
             self._remove_leftovers()
-            if not (
-                self.path / MODEL
-            ).exists():  # a finished run keeps what `gmmc calibrate` may have changed
+            # A finished run keeps what `gmmc calibrate` may have changed.
+            if not (self.path / MODEL).exists():
                 self._write_config(recipes.to_toml(cfg).encode())
             yield
 
@@ -174,6 +170,3 @@ def _flag_recalibrated(results: dict[str, Any]) -> dict[str, Any]:
     if not measured or RECALIBRATED in measured.get("flags", []):
         return results
     return results | {"ood": measured | {"flags": [*measured.get("flags", []), RECALIBRATED]}}
-
-
-# --- weights --------------------------------------------------------------------------------------

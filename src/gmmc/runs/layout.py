@@ -3,13 +3,14 @@
 import fcntl
 from pathlib import Path
 
-from gmmc.base.inputs import open_regular, read_bytes
-from gmmc.errors import InputError
+from gmmc.base.inputs import open_regular
 
 CONFIG, METRICS, RESULTS, REPORT = "config.toml", "metrics.jsonl", "results.json", "report.html"
 MODEL = "model.safetensors"
 DESCRIPTION = "config.json"  # of a model in the layout of the Hugging Face Hub
 LAST_GOOD = "last-good.safetensors"  # the model of a training that the guard gave up
+RESUME = "resume"  # the folder of resume states
+CARD = "card.toml"  # what a model is for, in the words of who made it; a run need not have one
 LOCK = ".lock"  # held by the process that trains
 RESULTS_LOCK = ".results.lock"  # held for the moment in which results.json is changed
 
@@ -24,11 +25,3 @@ def is_training(run: Path) -> bool:
     except OSError:
         return False
     return False
-
-
-def read_document(path: Path, most: int, bound: str) -> bytes:
-    """Return the bytes of a file of the folder; `bound` is the name of the limit `most`."""
-    try:
-        return read_bytes(path, most, bound)
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None

@@ -4,11 +4,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from gmmc.base.inputs import parse_json
+from gmmc.base.inputs import parse_json, read_document
 from gmmc.base.limits import METRICS_BYTES
 from gmmc.base.text import shortened
 from gmmc.errors import InputError
-from gmmc.runs.layout import METRICS, read_document
+from gmmc.runs.layout import METRICS
 
 METRIC_COUNTS = {"step", "to", "rollbacks"}  # keys whose values are whole numbers
 

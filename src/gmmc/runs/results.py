@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from gmmc.base.atomic import write_atomic
-from gmmc.base.inputs import open_lock, parse_json
+from gmmc.base.inputs import open_lock, parse_json, read_document
 from gmmc.base.limits import DOCUMENT_BYTES, RESULTS_KEPT
 from gmmc.base.outputs import check_writable
 from gmmc.base.text import shortened
 from gmmc.errors import InputError
-from gmmc.runs.layout import RESULTS, RESULTS_LOCK, read_document
+from gmmc.runs.layout import RESULTS, RESULTS_LOCK
 
 
 def read_results(run: Path) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from gmmc.base.atomic import write_atomic
 from gmmc.base.limits import STATE_COUNTS
 from gmmc.base.tensorfile import Damaged, pack, unpack
 from gmmc.errors import InputError
+from gmmc.runs.layout import RESUME
 from gmmc.runs.metrics import read_metrics
 
-RESUME = "resume"
 STATES_KEPT = 2
 
 
@@ -53,7 +53,7 @@ class ResumeStates:
             barrier()
             barrier()  # until rank 0 has written: without its file, the states before are still needed
         for other in self._state_files(rank):
-            # Of one moment the last written counts; later moments are of a course that was rolled back.
+            # The last file of a moment counts; later moments belong to a course that was rolled back.
             if other != path and _moment(other) >= _moment(path):
                 other.unlink(missing_ok=True)
         if rank == 0:

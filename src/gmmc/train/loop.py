@@ -23,7 +23,7 @@ from gmmc.data import sources as data_sources
 from gmmc.data.splits import Dataset
 from gmmc.errors import Diverged, InputError, Interrupted, is_lost_process, is_out_of_memory
 from gmmc.networks import threads
-from gmmc.runs import layout, model_file, resume
+from gmmc.runs import layout, model_file
 from gmmc.runs.folder import RunFolder
 from gmmc.runs.resume import State
 from gmmc.train import health, initialize, messages, rollback
@@ -248,7 +248,7 @@ class Loop:
             if is_out_of_memory(error) or is_lost_process(error):
                 raise
             reason = shortened(f"{type(error).__name__}: {error}")
-            place = self.folder.path / resume.RESUME
+            place = self.folder.path / layout.RESUME
             raise InputError(
                 f"the state of update {state.step} in {place} is not one of this training ({reason}); "
                 "remove its files to go on from the state before"

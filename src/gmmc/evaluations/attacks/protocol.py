@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gmmc.base.names import AUTOATTACK, PAPER_PGD
+from gmmc.base.names import AUTOATTACK, AUTOATTACK_SUBSET, PAPER_PGD, WORST_CASE
 from gmmc.base.seeds import generator
 from gmmc.evaluations.attacks.autoattack import BLACK_BOX, PARTS, QUERIES, AutoAttackPart, Part
 from gmmc.evaluations.attacks.campaign import Campaign
@@ -95,7 +95,7 @@ class AutoAttack:
         made = [AutoAttackPart(part, classes, queries, campaign.store.notes) for part in parts]
         self.parts = {part.part.replace("-", "_"): part for part in made if part.possible}
         is_standard = tuple(part.part for part in self.parts.values()) == PARTS and queries == QUERIES
-        self.name = AUTOATTACK if is_standard else "autoattack_parts"  # AutoAttack is a name for all of it
+        self.name = AUTOATTACK if is_standard else AUTOATTACK_SUBSET  # AutoAttack is a name for all of it
 
     def work(self) -> float:
         """Gradients under one threat, if every image withstands."""
@@ -246,8 +246,8 @@ class Protocol:
         where = ", ".join(threat.name for threat in HEADLINE)
         auto = ", ".join(threat.name for threat in self.preset.auto_threats)
         described: dict[str, Any] = {
-            "worst_case": f"of all that ran: AutoAttack at {auto}, restarts and transfer at {where} only",
-            "paper_pgd": "steps 40, size ε/30, random start, last image, each ε by itself; "
+            WORST_CASE: f"of all that ran: AutoAttack at {auto}, restarts and transfer at {where} only",
+            PAPER_PGD: "steps 40, size ε/30, random start, last image, each ε by itself; "
             f"on the cross-entropy at {self._paper_gamma2()}, as pgd_10 and pgd_200",
         }
         for name, attack in {**self.adaptive, **self.last}.items():

@@ -24,7 +24,7 @@ from gmmc.networks.backbones import SLOPE, Block
 
 
 class Kernels(Protocol):
-    """What the network is built of: gmmc.sampling.hopper.kernels, or a stand-in."""
+    """Kernels that the network is built of: gmmc.sampling.hopper.kernels, or a stand-in."""
 
     def supported(self, cin: int, cout: int, height: int, width: int, batch: int) -> bool: ...
     def convolve(
