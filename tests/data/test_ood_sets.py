@@ -82,8 +82,7 @@ def test_a_cut_out_image_is_its_own_behind_a_grey_square():
         sizes.add((rows, columns))
     assert max(sizes) == (6, 6)  # half the side; less where the edge of the image cuts it
     pixels = [
-        LabelledImages(part.images[:, :, :1, :1], part.labels)
-        for part in (sets.train, sets.valid, sets.test)
+        LabelledImages(part.images[:, :, :1, :1], part.labels) for part in (sets.train, sets.valid, sets.test)
     ]
     with pytest.raises(InputError, match="cutout needs images of at least 2×2 pixels, got 1×1"):
         outside("cutout", Dataset(*pixels, sets.class_names))
