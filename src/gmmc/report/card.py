@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gmmc.base.names import AUTOATTACK, PAPER_PGD, SCORES, TEMPERATURES, WORST_CASE
+from gmmc.base.tables import Cell, Line, Table
 from gmmc.base.text import shortened, suggestion
 from gmmc.errors import InputError
 from gmmc.report import pictures, sections
 from gmmc.report.headline import DENSITY, doubts, lines_of, measured_on
 from gmmc.report.numbers import plain
 from gmmc.report.ood import INSIDE, SETS, Places, rule
-from gmmc.report.parts import Cell, Group, Line, Panel, Section, Table, per_run, value_lines
+from gmmc.report.parts import Group, Panel, Section, per_run, value_lines
 from gmmc.report.reading import Run
 from gmmc.runs.layout import CARD
 

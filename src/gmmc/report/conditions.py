@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gmmc.report.numbers import MISSING, plain
+from gmmc.base.tables import MISSING
+from gmmc.report.numbers import plain
 from gmmc.report.reading import Run
 
 COMMIT_LENGTH = 10  # enough to find it

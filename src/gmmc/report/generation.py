@@ -4,24 +4,13 @@ import math
 import re
 from collections.abc import Sequence
 
+from gmmc.base.tables import MISSING, Cell, Line, Table
 from gmmc.report import figures, pictures, published
 from gmmc.report.canvas import ACCENT, SOFT
 from gmmc.report.conditions import in_words
 from gmmc.report.figures import Series, against, series_legend
-from gmmc.report.numbers import MISSING, plain, score
-from gmmc.report.parts import (
-    Cell,
-    Group,
-    Key,
-    Line,
-    Panel,
-    Table,
-    add_published,
-    cell,
-    having,
-    per_run,
-    value_lines,
-)
+from gmmc.report.numbers import plain, score
+from gmmc.report.parts import Group, Key, Panel, add_published, cell, having, per_run, value_lines
 from gmmc.report.reading import Entry, Run
 
 PROTOCOLS = {

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gmmc.base.names import AUTOATTACK, PAPER_PGD, TEMPERATURES, WORST_CASE
+from gmmc.base.tables import MISSING, Cell, Line, Table
 from gmmc.report import published, sections, speed
 from gmmc.report.attacks import worst_case
-from gmmc.report.numbers import MISSING, duration, plain, printed
+from gmmc.report.numbers import duration, plain, printed
 from gmmc.report.ood import SETS, Places
-from gmmc.report.parts import NOT_OURS, Cell, Group, Line, Section, Table, add_published, cells, flags, having
+from gmmc.report.parts import NOT_OURS, Group, Section, add_published, cells, flags, having
 from gmmc.report.reading import Run
 
 PUBLISHED_MODELS = ("GMMC (Gen)", "GMMC (Dis)", "JEM", "Softmax")  # those with a number in several tables

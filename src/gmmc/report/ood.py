@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gmmc.base.names import SCORES, TEMPERATURES
+from gmmc.base.tables import Line, Table
 from gmmc.report import figures, published
-from gmmc.report.parts import Group, Key, Line, Panel, Table, add_published, cell, cells, in_rows
+from gmmc.report.parts import Group, Key, Panel, add_published, cell, cells, in_rows
 from gmmc.report.reading import Run
 
 INSIDE = "test images"  # as the evaluation names them beside the other sets

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from gmmc.base.names import AUTOATTACK, PAPER_PGD, WORST_CASE
+from gmmc.base.tables import MISSING, Cell, Line, Table
 from gmmc.report import pictures, published
 from gmmc.report.attacks import (
     NORMS,
@@ -23,15 +24,12 @@ from gmmc.report.attacks import (
 )
 from gmmc.report.canvas import INK, PAINT, WARM, draw, margins
 from gmmc.report.figures import CLASS_MARKS, Look, Series, against, series_legend
-from gmmc.report.numbers import MISSING, common_digits
+from gmmc.report.numbers import common_digits
 from gmmc.report.parts import (
     NOT_OURS,
-    Cell,
     Group,
     Key,
-    Line,
     Panel,
-    Table,
     add_published,
     cell,
     cells,

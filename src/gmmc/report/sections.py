@@ -4,20 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gmmc.base.names import TEMPERATURES
+from gmmc.base.tables import MISSING, Cell, Line, Table
 from gmmc.report import figures, pictures, published, speed
 from gmmc.report.compare.section import comparison
 from gmmc.report.conditions import conditions
 from gmmc.report.generation import basis, generation, metric_cell
-from gmmc.report.numbers import MISSING
 from gmmc.report.ood import out_of_distribution
 from gmmc.report.parts import (
-    Cell,
     Group,
     Key,
-    Line,
     Panel,
     Section,
-    Table,
     add_published,
     cell,
     cells,

@@ -7,10 +7,11 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from gmmc.base.tables import Cell, Line, Table
 from gmmc.report.canvas import ACCENT, INK, draw, margins
 from gmmc.report.figures import Series, against, series_legend, tick_label
 from gmmc.report.numbers import percent, plain
-from gmmc.report.parts import Cell, Group, Line, Panel, Table
+from gmmc.report.parts import Group, Panel
 from gmmc.report.reading import Entry, Run
 
 PHASES = {

@@ -5,9 +5,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from gmmc.base.tables import MISSING, Cell, Line, Table
 from gmmc.report import pictures
-from gmmc.report.numbers import MISSING, percent, plain, score
-from gmmc.report.parts import Cell, Group, Line, Table, having, per_run
+from gmmc.report.numbers import percent, plain, score
+from gmmc.report.parts import Group, having, per_run
 from gmmc.report.reading import Entry, Run
 
 
