@@ -6,11 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
 
-from gmmc.config.sections import ModelConfig
-from gmmc.networks.backbones import build_backbone
-from gmmc.pixels import Shape
 from gmmc.sampling.engine import resolve_precision
 
 BLOCKS = 5
@@ -87,24 +83,6 @@ def matmul_rate(device: torch.device, size: int, *, seconds: float) -> float:
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     timing = time_calls(lambda: a @ b, device, warmup=3, seconds=seconds)
     return 2 * size**3 / timing.median / 1e12
-
-
-def count_macs(backbone: str, shape: Shape) -> int:
-    """Multiplications with additions in the convolutions and linear layers of φ, for one image."""
-    total = 0
-
-    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        nonlocal total
-        assert isinstance(module.weight, Tensor)
-        total += output.numel() * module.weight[0].numel()
-
-    with torch.device("meta"), torch.no_grad():  # shapes without numbers
-        network = build_backbone(ModelConfig(backbone=backbone), shape)
-        for part in network.modules():
-            if isinstance(part, (nn.Conv2d, nn.Linear)):
-                part.register_forward_hook(count)
-        network(torch.zeros(1, *shape))
-    return total
 
 
 def flops(phase: str, macs: int, batch: int, steps: int) -> float:

@@ -9,8 +9,10 @@ from typing import Any
 from gmmc.base.tables import MISSING, print_table
 from gmmc.base.text import print_line
 from gmmc.bench.cells import SAMPLING, Cell
-from gmmc.bench.measure import Timing, count_macs, flops
+from gmmc.bench.measure import Timing, flops
+from gmmc.config.sections import ModelConfig
 from gmmc.evaluations.result import Result
+from gmmc.networks.threads import multiply_adds
 
 OURS, REFERENCE = "ours", "reference"
 CIFAR10 = 50_000  # training images of an epoch
@@ -69,7 +71,9 @@ def tabulate(
 
 def arithmetic(m: Measured, rates: Sequence[float], steps: int) -> dict[str, float]:
     """How fast that is, and how long an epoch of CIFAR-10 takes."""
-    work = flops(m.phase, count_macs(m.cell.network, m.cell.shape), m.cell.batch, steps)
+    work = flops(
+        m.phase, multiply_adds(ModelConfig(backbone=m.cell.network), m.cell.shape), m.cell.batch, steps
+    )
     found = {"tflops": work / m.timing.median / 1e12}
     if rates:
         found["share_of_matmul"] = found["tflops"] / mean(rates)
