@@ -1,5 +1,6 @@
 """Tiny data and recipes: a training takes a second."""
 
+import dataclasses
 import math
 import os
 import sys
@@ -20,6 +21,7 @@ from gmmc.evaluations import autoattack
 from gmmc.evaluations.attacks import protocol
 from gmmc.fid import small_features
 from gmmc.runs import model_file
+from gmmc.runs.resume import State
 from gmmc.train.distributed import build_fabric
 from gmmc.train.learner import Learner
 from gmmc.train.loop import train
@@ -125,6 +127,29 @@ def make_model(classes: int = 3, seed: int = 0, shape=(1, 8, 8), **sections) -> 
 
 def make_learner(cfg: schema.Config, data: Dataset, start: Classifier | None = None) -> Learner:
     return Learner(cfg, data, build_fabric(cfg.train), start)
+
+
+def set_state(learner: Learner, **changes) -> None:
+    """Continue as if the training had come to this state."""
+    learner.state = dataclasses.replace(learner.state, **changes)
+
+
+def set_pace(learner: Learner, **factors: float) -> None:
+    """Continue at another pace."""
+    set_state(learner, pace={**learner.state.pace, **factors})
+
+
+def roll_back(learner: Learner, good: State, *, failed: int = 0) -> dict:
+    """Roll back as after so many rollbacks that did not lead past the trouble."""
+    trouble = good.step if failed else -1
+    set_state(learner, trouble_at=trouble, failed=max(0, failed - 1))
+    return learner.roll_back(good)
+
+
+def real_batch(learner: Learner, step: int = 0):
+    """Images, labels and contrast images of an update, without making it."""
+    batch = learner.batches.at(learner.moment(step))
+    return batch.images, batch.labels, learner.algorithm.contrast_images(batch)
 
 
 @contextmanager

@@ -108,14 +108,14 @@ def _state(learner: Learner) -> dict[str, float]:
     if learner.average:
         numbers["average_norm"] = _norm(learner.average.model.parameters())
         numbers["statistics"] = _norm(norm.running_mean for norm in batch_norms(learner.average.model))
-    if learner.buffer:
-        images, labels = learner.buffer.images.double(), learner.buffer.labels.double()
+    if learner.algorithm.buffer:
+        images, labels = learner.algorithm.buffer.images.double(), learner.algorithm.buffer.labels.double()
         place = torch.arange(len(labels)).double() + 1
         numbers |= {
             "buffer_size": images.square().mean().sqrt().item(),
             "buffer_places": (images.square().mean((1, 2, 3)) * place).sum().item(),
             "buffer_labels": (labels * place).sum().item(),
-            "buffer_visits": (learner.buffer.visits.double() * place).sum().item(),
+            "buffer_visits": (learner.algorithm.buffer.visits.double() * place).sum().item(),
         }
     return numbers
 

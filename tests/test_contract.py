@@ -36,7 +36,7 @@ def trains_saves_resumes_and_samples(tmp_path, cfg):
     learner = make_learner(cfg, data)
     while learner.step < learner.plan.total:
         resumed = make_learner(cfg, data)  # as a new process after every update
-        resumed.restore(learner.state())
+        resumed.restore(learner.snapshot())
         resumed.update()
         learner = resumed
     loaded = model_file.load(tmp_path / "run")

@@ -21,8 +21,8 @@ from gmmc.core import simplex_means, unit_energy
 from gmmc.errors import Diverged, InputError
 from gmmc.evaluations.result import Result
 from gmmc.networks.threads import multiply_adds
-from gmmc.sampling.engine import resolve_precision
-from gmmc.sampling.samplers import Chains, PlainMover, descend, staged
+from gmmc.sampling.engine import PlainGradient, resolve_precision
+from gmmc.sampling.samplers import Chains, staged
 
 CPU = torch.device("cpu")
 TINY = Preset(
@@ -67,8 +67,7 @@ def test_its_chains_are_those_of_our_sampler():
     x, y = batch()
     means = loop.means[y]
     chains = Chains(labels=y, means=means, energy=unit_energy, noise=GivenNoise())
-    walk = staged(chains, SamplerConfig(alpha=1 / 5))
-    ours = descend(PlainMover(loop.network), walk, x, steps=3)
+    ours = staged(PlainGradient(loop.network), x, chains, SamplerConfig(alpha=1 / 5), steps=3)
     theirs = x
     for _ in range(3):
         theirs = reference.sampling_step(loop.network, theirs, means, step_size=1.0)

@@ -176,7 +176,7 @@ def test_a_damaged_state_is_named_and_costs_only_its_steps(tmp_path, monkeypatch
 def test_the_thread_count_is_recorded_and_restored(data):
     learner = make_learner(tiny_config(), data)
     threads = torch.get_num_threads()
-    state = learner.state()
+    state = learner.snapshot()
     assert state.info["threads"] == threads
     try:
         torch.set_num_threads(threads + 1)

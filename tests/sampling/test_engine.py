@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import make_learner, make_model, tiny_config, tiny_data
+from conftest import make_learner, make_model, set_pace, tiny_config, tiny_data
 from gmmc.core import unit_energy
 from gmmc.errors import InputError
 from gmmc.networks.backbones import batch_norms
 from gmmc.runs.folder import RunFolder
 from gmmc.sampling import engine
-from gmmc.sampling.engine import PLAIN, Captured, Engine, FastMover
-from gmmc.sampling.samplers import SAMPLERS, BatchNoise, PlainMover, descend
+from gmmc.sampling.engine import PLAIN, Captured, Engine, FastGradient, PlainGradient
+from gmmc.sampling.samplers import SAMPLERS, BatchNoise, Chains
 from gmmc.train import updater
 from processes import finished
 
@@ -36,15 +36,15 @@ NAMES = {GRAPH: "graph", COMPILED: "compiled", FUSED: "fused"}
 BF16_TOLERANCE = 0.03
 
 
-def chains_by(model, mover, name, steps=20, count=8):
+def chains_by(model, gradient, name, steps=20, count=8):
     """Where the sampler brings the same chains, and the energies they have there, in full precision."""
     device = model.device
     labels = torch.arange(count, device=device) % 3
     source = torch.Generator(device).manual_seed(5)
     x = torch.rand(count, *model.shape, generator=source, device=device) * 2 - 1
-    walk = SAMPLERS[name](model.chains(labels, BatchNoise(count, source)), model.cfg.sampler)
+    chains = Chains.of(model.head, model.head.unit_energy, labels, BatchNoise(count, source))
     before = unit_energies(model, x, labels)
-    x = descend(mover, walk, x, steps=steps)
+    x = SAMPLERS[name].move(gradient, x, chains, model.cfg.sampler, steps=steps)
     return x, before, unit_energies(model, x, labels)
 
 
@@ -71,54 +71,54 @@ class TestTheSameChains:
     def test_in_full_precision(self, device, name, way):
         model = model_on(device, name)
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            plain, _, at_plain = chains_by(model, PlainMover(model.backbone), name)
-            fast, _, at_fast = chains_by(model, FastMover(model.backbone, way, "fp32"), name)
+            plain, _, at_plain = chains_by(model, PlainGradient(model.backbone), name)
+            fast, _, at_fast = chains_by(model, FastGradient(model.backbone, way, "fp32"), name)
         # Other algorithms sum in another order, and where an activation changes its sign a chain turns off.
         assert (plain - fast).abs().mean() < 1e-3
         assert torch.allclose(at_plain, at_fast, rtol=1e-2)
 
     def test_in_bf16_within_its_tolerance(self, device, name, way):
         model = model_on(device, name)
-        _, before, at_plain = chains_by(model, PlainMover(model.backbone), name)
-        _, _, at_fast = chains_by(model, FastMover(model.backbone, way, "bf16"), name)
+        _, before, at_plain = chains_by(model, PlainGradient(model.backbone), name)
+        _, _, at_fast = chains_by(model, FastGradient(model.backbone, way, "bf16"), name)
         assert (at_fast - at_plain).abs().mean() < BF16_TOLERANCE * (at_plain - before).abs().mean()
 
     def test_with_a_longest_step(self, device, name, way):
         model = model_on(device, name)
-        free = chains_by(model, PlainMover(model.backbone), name)[0]
+        free = chains_by(model, PlainGradient(model.backbone), name)[0]
         sampler = dataclasses.replace(model.cfg.sampler, max_step=1e-4)
         model.cfg = dataclasses.replace(model.cfg, sampler=sampler)
-        plain = chains_by(model, PlainMover(model.backbone), name)[0]
-        fast = chains_by(model, FastMover(model.backbone, way, "fp32"), name)[0]
+        plain = chains_by(model, PlainGradient(model.backbone), name)[0]
+        fast = chains_by(model, FastGradient(model.backbone, way, "fp32"), name)[0]
         assert (plain - fast).abs().mean() < 0.1 * (plain - free).abs().mean()
 
     def test_chains_do_not_depend_on_those_before(self, device, name, way):
-        """The memory of a captured step is used again and again."""
+        """The memory of a captured gradient is used again and again."""
         model = model_on(device, name)
-        mover = FastMover(model.backbone, way, "bf16")
-        first = [chains_by(model, mover, name)[0] for _ in range(3)][-1]
-        assert torch.equal(first, chains_by(model, mover, name)[0])
+        gradient = FastGradient(model.backbone, way, "bf16")
+        first = [chains_by(model, gradient, name)[0] for _ in range(3)][-1]
+        assert torch.equal(first, chains_by(model, gradient, name)[0])
 
 
 @pytest.mark.parametrize("device", DEVICES)
 class TestTheCopy:
     def test_it_follows_the_network_when_asked(self, device):
         model = model_on(device)
-        mover = FastMover(model.backbone, GRAPH, "bf16")
-        stale = chains_by(model, mover, "staged")[0]
+        gradient = FastGradient(model.backbone, GRAPH, "bf16")
+        stale = chains_by(model, gradient, "staged")[0]
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.5)
-        assert torch.equal(chains_by(model, mover, "staged")[0], stale)
-        mover.refresh()
-        fresh = chains_by(model, FastMover(model.backbone, GRAPH, "bf16"), "staged")[0]
-        assert torch.equal(chains_by(model, mover, "staged")[0], fresh)
+        assert torch.equal(chains_by(model, gradient, "staged")[0], stale)
+        gradient.refresh()
+        fresh = chains_by(model, FastGradient(model.backbone, GRAPH, "bf16"), "staged")[0]
+        assert torch.equal(chains_by(model, gradient, "staged")[0], fresh)
         assert not torch.equal(fresh, stale)
 
     def test_the_network_itself_is_left_alone(self, device):
         model = model_on(device)
         before = copy.deepcopy(model.state_dict())
-        chains_by(model, FastMover(model.backbone, GRAPH, "bf16"), "staged")
+        chains_by(model, FastGradient(model.backbone, GRAPH, "bf16"), "staged")
         assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
         assert all(p.requires_grad and p.grad is None for p in model.backbone.parameters())
 
@@ -128,10 +128,10 @@ class TestTheCopy:
         model = make_model(shape=(3, 16, 16), **sections).to(device)
         for norm in batch_norms(model):
             norm.running_mean.normal_(std=0.1)
-        mover = FastMover(model.backbone.train(), GRAPH, "bf16")
-        assert {norm.running_mean.dtype for norm in batch_norms(mover._copy.network)} == {torch.float32}
-        fast = chains_by(model.eval(), mover, "staged")[2]
-        plain = chains_by(model, PlainMover(model.backbone), "staged")[2]
+        gradient = FastGradient(model.backbone.train(), GRAPH, "bf16")
+        assert {norm.running_mean.dtype for norm in batch_norms(gradient._copy.network)} == {torch.float32}
+        fast = chains_by(model.eval(), gradient, "staged")[2]
+        plain = chains_by(model, PlainGradient(model.backbone), "staged")[2]
         assert torch.allclose(fast, plain, rtol=0.1)
 
 
@@ -237,11 +237,11 @@ def test_a_mover_is_gone_when_nobody_holds_it():
     gc.collect()
     gc.disable()
     try:
-        mover = FastMover(model.backbone, COPY, "bf16")
-        chains_by(model, mover, "staged", steps=2)
-        mover.refresh()
-        alive = weakref.ref(mover)
-        del mover
+        gradient = FastGradient(model.backbone, COPY, "bf16")
+        chains_by(model, gradient, "staged", steps=2)
+        gradient.refresh()
+        alive = weakref.ref(gradient)
+        del gradient
         assert alive() is None
     finally:
         gc.enable()
@@ -263,9 +263,7 @@ def test_a_fused_optimiser_goes_on_from_a_state_of_the_disk(tmp_path, monkeypatc
     for _ in range(3):
         whole.update()
     folder = RunFolder(tmp_path)
-    state = whole.state()
-    state.info.update(trouble_at=-1, failed=0)
-    folder.save_state(state, 0, lambda: None)
+    folder.save_state(whole.snapshot(), 0, lambda: None)
     resumed = make_learner(cfg, data)
     resumed.restore(folder.load_state()[0])
     for learner in (whole, resumed):
@@ -321,20 +319,20 @@ def test_a_rollback_and_a_new_phase_reach_the_captured_update():
     """Learning rate, β and the bound change after the capture."""
     learner = trained("graph", tiny_data(), "cuda", updates=9, generative={"epochs": 8})
     before = torch.cat([p.detach().flatten() for p in learner.model.parameters()])
-    learner.pace["lr"] = 0.0
+    set_pace(learner, lr=0.0)
     learner.update()
     after = torch.cat([p.detach().flatten() for p in learner.model.parameters()])
     assert torch.equal(before, after)
-    learner.capped = True
+    learner.algorithm.capped = True
     for _ in range(6):
         learner.update()
-    assert learner.updater.loss.limit < float("inf")
+    assert learner.algorithm.loss.limit < float("inf")
     plain = trained("plain", tiny_data(), "cuda", updates=0, generative={"epochs": 8})
-    state = learner.state()
+    state = learner.snapshot()
     for other in (learner, plain):
         other.restore(state)
-        other.pace["lr"] = 1.0
-        other.capped = True
+        set_pace(other, lr=1.0)
+        other.algorithm.capped = True
         other.meter.reset()
         for _ in range(2):
             other.update()

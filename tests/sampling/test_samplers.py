@@ -1,8 +1,8 @@
-import dataclasses
 import itertools
 
 import pytest
 import torch
+from torch import nn
 from torchebm.core import BaseModel
 from torchebm.samplers import LangevinDynamics
 
@@ -10,14 +10,12 @@ from conftest import make_model
 from gmmc.config.sections import SamplerConfig
 from gmmc.core import unit_energy
 from gmmc.errors import InputError
+from gmmc.sampling.engine import PlainGradient
 from gmmc.sampling.samplers import (
     SAMPLERS,
     BatchNoise,
     Chains,
-    PlainMover,
     SeededNoise,
-    Walk,
-    descend,
     noise_injected,
     sgld,
     sgld_jem,
@@ -39,42 +37,48 @@ class FixedNoise:
         raise AssertionError("samplers draw normals only")
 
 
-PIXELS = PlainMover(lambda x: x)  # φ(x) = x
+PIXELS = PlainGradient(nn.Identity())  # φ(x) = x
 
 
-def walk_to(centre, alpha=0.25):
-    return Walk(unit_energy, lambda t: centre, lambda t: alpha)
-
-
-def chains_to(means, noise):
+def chains_to(means, noise=None):
     labels = torch.arange(len(means))
-    return Chains(labels, means, lambda features, y: unit_energy(features, means[y]), noise)
+    return Chains(
+        labels, means, lambda features, y: unit_energy(features, means[y]), noise or FixedNoise(0.0)
+    )
 
 
 def test_descent_is_x_minus_alpha_gradient_clamped():
     """On ½‖x − c‖² a step of α moves x to x − α(x − c)."""
-    x, centre = torch.tensor([[0.5, -0.5]]), torch.tensor([[0.0, 3.0]])
-    once = descend(PIXELS, walk_to(centre), x, steps=1)
+    x, chains = torch.tensor([[0.5, -0.5]]), chains_to(torch.tensor([[0.0, 3.0]]))
+    cfg = SamplerConfig(alpha=0.25)
+    once = staged(PIXELS, x, chains, cfg, steps=1)
     assert torch.allclose(once, torch.tensor([[0.375, 0.375]]))
-    far = descend(PIXELS, walk_to(centre), x, steps=50)
+    far = staged(PIXELS, x, chains, cfg, steps=50)
     assert torch.allclose(far, torch.tensor([[0.0, 1.0]]), atol=1e-5)  # the box ends at 1
 
 
-def test_a_longest_step_holds_for_each_pixel_alone():
-    x, centre = torch.tensor([[0.5, -0.5]]), torch.tensor([[0.4, 0.5]])
-    walk = dataclasses.replace(walk_to(centre), max_step=0.05)
-    assert torch.allclose(descend(PIXELS, walk, x, steps=1), torch.tensor([[0.475, -0.45]]))
-    assert torch.equal(
-        descend(PIXELS, dataclasses.replace(walk, max_step=2.0), x, steps=3),
-        descend(PIXELS, walk_to(centre), x, steps=3),
-    )
-
-
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_the_recipe_s_longest_step_reaches_every_sampler(name):
-    cfg = SamplerConfig(name=name, max_step=0.125)
-    noise = BatchNoise(2, torch.Generator())
-    assert SAMPLERS[name](chains_to(torch.zeros(2, 3), noise), cfg).max_step == 0.125
+def test_a_longest_step_holds_for_each_pixel_alone(name):
+    x, chains = torch.tensor([[0.5, -0.5]]), chains_to(torch.tensor([[0.4, 0.5]]))
+
+    def moved(max_step, steps):
+        cfg = SamplerConfig(name=name, alpha=0.25, max_step=max_step, power=0.0)
+        return SAMPLERS[name].move(PIXELS, x, chains, cfg, steps=steps)
+
+    near = 0.0125 if name == "sgld" else 0.025  # half of α
+    assert torch.allclose(moved(0.05, 1), torch.tensor([[0.5 - near, -0.45]]))
+    assert torch.equal(moved(2.0, 3), moved(0.0, 3))
+
+
+def test_every_step_is_shown():
+    x, chains = torch.tensor([[0.5, -0.5]]), chains_to(torch.zeros(1, 2))
+    for name, sampler in SAMPLERS.items():
+        seen = {}
+        cfg = SamplerConfig(name=name)
+        last = sampler.move(PIXELS, x, chains, cfg, steps=3, on_step=seen.__setitem__)
+        assert list(seen) == [1, 2, 3]
+        assert torch.equal(seen[3], last)
+        assert torch.equal(seen[1], sampler.move(PIXELS, x, chains, cfg, steps=1))
 
 
 def test_staged_descent_lowers_its_energy():
@@ -82,27 +86,27 @@ def test_staged_descent_lowers_its_energy():
     x = torch.rand(16, 1, 8, 8, dtype=torch.float64) * 2 - 1
     labels = torch.arange(16) % 3
     noise = FixedNoise(torch.randn(16, 64, dtype=torch.float64))
-    walk = staged(model.chains(labels, noise), SamplerConfig(alpha=0.01, target_std=0.1))
-    move = PlainMover(model.backbone)
+    chains = Chains.of(model.head, model.head.unit_energy, labels, noise)
+    target = chains.means + 0.1 * noise.normals
 
-    def energy(x):
-        return walk.energy(model.backbone(x), walk.goal(0))
-
-    energies = [energy(x)]
+    energies = [unit_energy(model.backbone(x), target)]
     for _ in range(20):
-        x = descend(move, walk, x, steps=1)
-        energies.append(energy(x))
+        x = staged(
+            PlainGradient(model.backbone), x, chains, SamplerConfig(alpha=0.01, target_std=0.1), steps=1
+        )
+        energies.append(unit_energy(model.backbone(x), target))
     assert all((later < earlier).all() for earlier, later in itertools.pairwise(energies))
 
 
 def test_equation_9():
-    """½‖φ − μ − σz‖² = ½‖φ − μ‖² + σ²/2‖z‖² − σ⟨φ − μ, z⟩."""
-    phi, mu, z = torch.randn(3, 4, 6, dtype=torch.float64).unbind()
-    sigma = 0.3
-    walk = noise_injected(chains_to(mu, FixedNoise(z)), SamplerConfig(target_std=sigma))
-    left = walk.energy(phi, walk.goal(0))
-    right = unit_energy(phi, mu) + sigma**2 / 2 * z.square().sum(-1) - sigma * ((phi - mu) * z).sum(-1)
-    assert torch.allclose(left, right)
+    """The gradient of ½‖φ − μ‖² + σ²/2‖z‖² − σ⟨φ − μ, z⟩, which is that of ½‖φ − μ − σz‖²."""
+    x, mu, z = 0.1 * torch.randn(3, 4, 6, dtype=torch.float64).unbind()[0], *torch.randn(2, 4, 6).double()
+    cfg = SamplerConfig(target_std=0.3, alpha=0.01)
+    moved = noise_injected(PIXELS, x, chains_to(mu, FixedNoise(z)), cfg, steps=1)
+    phi = x.clone().requires_grad_(True)
+    energy = unit_energy(phi, mu) + 0.3**2 / 2 * z.square().sum(-1) - 0.3 * ((phi - mu) * z).sum(-1)
+    (gradient,) = torch.autograd.grad(energy.sum(), phi)
+    assert torch.allclose(moved, x - 0.01 * gradient)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +115,7 @@ def test_equation_9():
 def test_how_often_noise_is_drawn(name, draws):
     noise = FixedNoise(torch.zeros(2, 3))
     chains = chains_to(torch.ones(2, 3), noise)
-    descend(PIXELS, SAMPLERS[name](chains, SamplerConfig()), torch.zeros(2, 3), steps=4)
+    SAMPLERS[name].move(PIXELS, torch.zeros(2, 3), chains, SamplerConfig(), steps=4)
     assert noise.asked == draws
 
 
@@ -139,35 +143,39 @@ def gaussian_chains(count, seed=0):
 def test_sgld_reaches_the_stationary_law_of_a_gaussian():
     """With a constant step it is an autoregression: var = α/(1 − a²), a = 1 − α/2s², exactly."""
     count, alpha = 20_000, 0.2
-    walk = sgld(gaussian_chains(count), SamplerConfig(name="sgld", alpha=alpha, power=0.0))
-    x = descend(PIXELS, walk, torch.zeros(count, 3), steps=400)
+    cfg = SamplerConfig(name="sgld", alpha=alpha, power=0.0)
+    x = sgld(PIXELS, torch.zeros(count, 3), gaussian_chains(count), cfg, steps=400)
     carried = 1 - alpha / (2 * SPREAD.square())
     variance = alpha / (1 - carried.square())
     assert torch.allclose(x.mean(0), CENTRE, atol=5 * SPREAD.max().item() / count**0.5)
     assert torch.allclose(x.var(0), variance, rtol=0.05)
     assert torch.allclose(variance, SPREAD.square(), rtol=0.3)  # a finite step is a little too wide
-    finer = sgld(gaussian_chains(4000), SamplerConfig(name="sgld", alpha=0.02, power=0.0))
-    assert torch.allclose(
-        descend(PIXELS, finer, torch.zeros(4000, 3), steps=2000).var(0), SPREAD.square(), rtol=0.1
-    )
+    finer = SamplerConfig(name="sgld", alpha=0.02, power=0.0)
+    x = sgld(PIXELS, torch.zeros(4000, 3), gaussian_chains(4000), finer, steps=2000)
+    assert torch.allclose(x.var(0), SPREAD.square(), rtol=0.1)
 
 
 def test_sgld_at_the_temperature_of_jem_s_code():
     """Step α on the energy, noise of its own size: var = noise²/(1 − (1 − α/s²)²)."""
     count, alpha, size = 20_000, 0.1, 0.01
-    walk = sgld_jem(gaussian_chains(count), SamplerConfig(name="sgld_jem", alpha=alpha, noise=size))
-    x = descend(PIXELS, walk, torch.zeros(count, 3), steps=600)
+    cfg = SamplerConfig(name="sgld_jem", alpha=alpha, noise=size)
+    x = sgld_jem(PIXELS, torch.zeros(count, 3), gaussian_chains(count), cfg, steps=600)
     variance = size**2 / (1 - (1 - alpha / SPREAD.square()).square())
     assert torch.allclose(x.var(0), variance, rtol=0.05)
     assert torch.allclose(x.mean(0), CENTRE, atol=1e-3)
 
 
 def test_the_step_of_sgld_decays_polynomially():
-    walk = sgld(gaussian_chains(1), SamplerConfig(name="sgld", alpha=0.8, power=0.5))
-    assert [walk.alpha(t) for t in range(4)] == pytest.approx([0.4 / (1 + t) ** 0.5 for t in range(4)])
-    large = torch.zeros(1, 200_000)
-    for t in (0, 3):
-        assert walk.noise(large, t).var().item() == pytest.approx(2 * walk.alpha(t), rel=0.05)
+    """A gradient of 1 everywhere: the chains move by α_t/2 on average, with a variance of α_t."""
+    seen = {0: torch.zeros(1, 200_000)}
+    noise = BatchNoise(1, torch.Generator().manual_seed(0))
+    chains = Chains(torch.zeros(1, dtype=torch.long), None, lambda x, y: x.sum(-1), noise)
+    cfg = SamplerConfig(name="sgld", alpha=0.8, power=0.5)
+    sgld(PIXELS, seen[0], chains, cfg, steps=4, on_step=seen.__setitem__)
+    for t in range(4):
+        move, alpha = seen[t + 1] - seen[t], 0.8 / (1 + t) ** 0.5
+        assert move.mean().item() == pytest.approx(-alpha / 2, rel=0.05)
+        assert move.var().item() == pytest.approx(alpha, rel=0.05)
 
 
 class Gaussian(BaseModel):
@@ -180,9 +188,10 @@ def test_sgld_walks_as_torchebm_does():
     alpha, count = 0.05, 16
     start = torch.randn(count, 3, generator=torch.Generator().manual_seed(1))
     theirs = LangevinDynamics(Gaussian(), step_size=alpha / 2, device="cpu")
-    ours = sgld(gaussian_chains(count, seed=5), SamplerConfig(name="sgld", alpha=alpha, power=0.0))
+    cfg = SamplerConfig(name="sgld", alpha=alpha, power=0.0)
+    ours = sgld(PIXELS, start, gaussian_chains(count, seed=5), cfg, steps=50)
     expected = theirs.sample(x=start.clone(), n_steps=50, generator=torch.Generator().manual_seed(5))
-    assert torch.allclose(descend(PIXELS, ours, start, steps=50), expected, atol=1e-4)
+    assert torch.allclose(ours, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

@@ -63,7 +63,7 @@ def test_its_time_is_not_training_time(tmp_path, data, monkeypatch):
     from gmmc.train.buffer_fid import Watch
 
     clock = [0.0]
-    monkeypatch.setattr("gmmc.train.learner.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("gmmc.train.state.time.monotonic", lambda: clock[0])
 
     def fid(self, buffer):
         clock[0] += 3600

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import make_learner, tiny_config, tiny_data
+from conftest import make_learner, real_batch, tiny_config, tiny_data
 from gmmc.base import leader as ranks
 from gmmc.base.leader import PARENT, RANKS, is_leader
 from gmmc.cli import app
@@ -90,7 +90,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 sys.path.insert(0, {tests!r})
 from conftest import make_learner, tiny_config, tiny_data
-cfg = tiny_config(discriminative={{"epochs": 0}}, objective={{"name": "split"}}, train={{"devices": 2}})
+cfg = tiny_config(discriminative={{"epochs": 0}}, objective={{"name": "balanced"}}, train={{"devices": 2}})
 torch.set_num_threads(1)
 from gmmc.train.distributed import build_fabric
 from gmmc.train.learner import Learner
@@ -102,12 +102,12 @@ for _ in range(3):
     learner.update()
 weights = {{f"before.{{k}}": v.contiguous().clone() for k, v in learner.model.state_dict().items()}}
 seen = {{}}
-loss = learner.updater.loss
-def record(real, contrast, sampled, *others):
-    seen.update(x=real[0], y=real[1], contrast=contrast, sampled_x=sampled[0], sampled_y=sampled[1])
-    return loss(real, contrast, sampled, *others)
-record.limit = loss.limit
-learner.updater.loss = record
+loss = learner.algorithm.loss
+def record(network, x, y, contrast, sampled_x, sampled_y, beta):
+    seen.update(x=x, y=y, contrast=contrast, sampled_x=sampled_x, sampled_y=sampled_y)
+    return loss(network, x, y, contrast, sampled_x, sampled_y, beta)
+record.limit, record.energy = loss.limit, loss.energy
+learner.algorithm.loss = record
 learner.updater.optimizer.step = lambda: None
 learner.update()
 gradients = {{f"gradient.{{k}}": p.grad.contiguous() for k, p in learner.model.named_parameters()}}
@@ -161,10 +161,9 @@ def test_the_union_of_the_shares_gives_the_gradient_of_one_batch(tmp_path):
             assert torch.equal(tensor, second[name]), name
     assert not torch.equal(first["seen.sampled_x"], second["seen.sampled_x"])
 
-    cfg = tiny_config(discriminative={"epochs": 0}, objective={"name": "split"})
+    cfg = tiny_config(discriminative={"epochs": 0}, objective={"name": "balanced"})
     alone = make_learner(cfg, tiny_data())
-    alone.step = 3
-    (x, _), contrast = alone._real_batch(alone.plan.at(3))
+    x, _, contrast = real_batch(alone, 3)
     union = {k: torch.cat([first[f"seen.{k}"], second[f"seen.{k}"]]) for k in ("x", "y", "contrast")}
     assert torch.equal(union["x"], x)  # the same rows, augmented alike
     assert torch.equal(union["contrast"], contrast)
@@ -172,7 +171,8 @@ def test_the_union_of_the_shares_gives_the_gradient_of_one_batch(tmp_path):
     prefix = "before."
     state = {k.removeprefix(prefix): v for k, v in first.items() if k.startswith(prefix)}
     alone.model.load_state_dict(state)
-    Loss(alone.model, cfg)((union["x"], union["y"]), union["contrast"], tuple(sampled), 0.5)[0].backward()
+    loss = Loss(alone.model, cfg.objective)
+    loss(alone.model.backbone, union["x"], union["y"], union["contrast"], *sampled, 0.5)[0].backward()
     for name, parameter in alone.model.named_parameters():
         expected = first[f"gradient.{name}"]
         assert torch.allclose(parameter.grad, expected, atol=1e-5 * expected.abs().max().item() + 1e-7), name

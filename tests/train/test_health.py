@@ -7,14 +7,18 @@ import pytest
 import torch
 
 import gmmc.train.loop
-from conftest import make_learner, tiny_config, tiny_data
+from conftest import make_learner, roll_back, set_pace, set_state, tiny_config, tiny_data
 from gmmc.base.progress import Progress
 from gmmc.errors import Diverged, InputError, Interrupted
 from gmmc.pixels import as_unit
 from gmmc.runs import model_file
 from gmmc.runs.folder import RunFolder
-from gmmc.train.learner import Learner, epoch_order
-from gmmc.train.loop import Loop, health, rollback, train
+from gmmc.train import health
+from gmmc.train.batches import epoch_order
+from gmmc.train.learner import Learner
+from gmmc.train.loop import Loop, train
+from gmmc.train.meter import FORMER
+from gmmc.train.objectives import Energies
 
 # Tiny settings that diverge within a few updates, and stay finite.
 WILD = {
@@ -43,14 +47,16 @@ class TestVerdict:
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     @pytest.mark.parametrize("on", [True, False])
     def test_what_is_not_finite_always_is(self, key, value, on):
-        assert "is not finite" in health.trouble({**self.healthy, key: value}, tiny_config(guard={"on": on}))
+        learner = make_learner(tiny_config(guard={"on": on}), tiny_data())
+        assert "is not finite" in learner.trouble({**self.healthy, key: value})
 
     def test_divergence_that_stays_finite(self):
         line = {**self.healthy, "real_energy": 201.0}
         assert health.trouble(line, tiny_config()) == "the mean energy of real images is 201, above 200"
         assert health.trouble(line, tiny_config(model={"scale": 20.0})) is None  # in units of S²
         assert health.trouble(line, tiny_config(guard={"energy": 3.0})) is None
-        assert health.trouble(line, tiny_config(guard={"on": False})) is None
+        off = make_learner(tiny_config(guard={"on": False}), tiny_data())
+        assert off.trouble(line) is None
 
     def test_divergence_that_a_bound_hides(self):
         line = {**self.healthy, "bounded": 0.51}
@@ -103,29 +109,35 @@ def test_the_force_ratio_of_each_objective():
 
 
 def test_beyond_a_cap_a_sample_pushes_no_harder():
-    meter = health.Meter(torch.device("cpu"))
+    learner = make_learner(tiny_config(), tiny_data())
+    learner.algorithm.loss.limit = 9.0
     real, sampled = torch.full((4,), 4.0), torch.tensor([9.0, 9.0, 1e6, 1e9])
-    meter.add(real, None, sampled, real > 0, torch.tensor(1.0), limit=9.0)
-    line = health.summary(meter.sums.tolist(), [4.0, 4.0, 0.0, 0.0], tiny_config(), 0.5)
+    outcome = learner.algorithm._outcome(Energies(real, None, sampled, real > 0), torch.tensor(1.0))
+    means = {name: values.double().mean().item() for name, values in outcome.values.items()}
+    line = health.summary(means, [4.0, 4.0, 0.0, 0.0], tiny_config(), 0.5)
     assert line["sampled_energy"] > 1e8
     assert line["force_ratio"] == pytest.approx(0.75)
 
 
 def test_the_share_at_the_bound_is_of_settled_chains():
     """Few settled chains give no share: it would say little."""
-    meter, energies = health.Meter(torch.device("cpu")), torch.ones(4)
-    meter.add(energies, None, energies, energies > 0, torch.tensor(1.0), limit=9.0)
+    means = {
+        "real_energy": 1.0,
+        "accuracy": 1.0,
+        "sampled_energy": 1.0,
+        "pushing_energy": 1.0,
+        "grad_norm": 1.0,
+    }
     cfg = tiny_config(train={"batch_size": 16})
     for settled, bounded, share in ((20.0, 5.0, 0.25), (16.0, 0.0, 0.0), (15.0, 5.0, None)):
         census = [80.0, 40.0, settled, bounded]  # visits, chains
-        assert health.summary(meter.sums.tolist(), census, cfg, 0.5).get("bounded") == share
+        assert health.summary(means, census, cfg, 0.5).get("bounded") == share
 
 
-@pytest.mark.parametrize("name", ["split", "balanced"])
-def test_samples_are_balanced_against_contrast_images(name, data):
+def test_samples_are_balanced_against_contrast_images(data):
     """Class images are noise, contrast images clean: both energies are logged, and R follows the latter."""
     cfg = tiny_config(
-        objective={"name": name, "anchor": 0.3},
+        objective={"name": "balanced", "anchor": 0.3},
         discriminative={"epochs": 0},
         generative={"noise": 100.0},
         buffer={"chains": 8},
@@ -133,7 +145,7 @@ def test_samples_are_balanced_against_contrast_images(name, data):
     learner = make_learner(cfg, data)
     expected, count = [], 3
     for _ in range(count):
-        order = epoch_order(len(data.train), cfg.train.seed, 0, learner.device)
+        order = epoch_order(len(data.train), cfg.train.seed, 0, learner.process.device)
         clean = data.train[order[16 * learner.step : 16 * learner.step + 8]]  # the first half of a batch
         with torch.no_grad():
             features = learner.model.features(as_unit(clean.images))
@@ -142,18 +154,26 @@ def test_samples_are_balanced_against_contrast_images(name, data):
     line, _ = learner.report()
     assert line["contrast_energy"] == pytest.approx(sum(expected) / count, rel=1e-5)
     assert abs(line["contrast_energy"] / line["real_energy"] - 1) > 0.05
-    pull = 1.0 if name == "split" else 0.5 + 0.3  # of balanced: β + anchor
+    pull = 0.5 + 0.3  # β + anchor
     ratio = line["sampled_energy"] / line["contrast_energy"]
     assert line["force_ratio"] == pytest.approx(0.5 / pull * ratio**0.5)
 
 
+def former_row(meter):
+    """The sums as versions before wrote them, in one row."""
+    row, totals = torch.zeros(10, dtype=torch.float64), meter.totals()
+    for name, (total, count) in FORMER.items():
+        row[total], row[count] = totals[meter.measures.index(name)]
+    return row
+
+
 def test_a_state_without_sums_of_contrast_images_is_restored(data):
-    cfg = tiny_config(objective={"name": "split"}, discriminative={"epochs": 0})
+    cfg = tiny_config(objective={"name": "balanced"}, discriminative={"epochs": 0})
     before, after = make_learner(cfg, data), make_learner(cfg, data)
     before.update()
-    state = before.state()
+    state = before.snapshot()
     line = before.report()[0]
-    state.tensors["meter.sums"] = state.tensors["meter.sums"][:8]
+    state.tensors["meter.sums"] = former_row(before.meter)[:8]
     after.update()  # what it has summed itself must go
     after.restore(state)
     restored = after.report()[0]
@@ -167,17 +187,17 @@ def test_a_state_without_sums_of_contrast_images_is_restored(data):
 def test_looking_does_not_wait_for_the_device_between_lines(data, monkeypatch):
     """An update reads nothing back: .item(), .tolist(), bool() and float() of a tensor would."""
     learner = make_learner(tiny_config(train={"clip": 1.0, "ema": 0.9}), data)
-    learner.step = 4
+    set_state(learner, step=4)
 
     def forbidden(*_, **__):
         raise AssertionError("an update waited for the device")
 
     for name in ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, forbidden)
-    learner.buffer.draw(4, torch.Generator())
-    learner.meter.add(*torch.ones(4, 3), torch.ones(()), limit=9.0)
+    learner.algorithm.buffer.draw(4, torch.Generator())
+    learner.meter.add({"real_energy": torch.ones(3), "grad_norm": torch.ones(())})
     learner.average.update(learner.model, 3)
-    learner.buffer.census(settled_after=1, limit=1.0)
+    learner.algorithm.buffer.census(settled_after=1, limit=1.0)
 
 
 class TestRollingBack:
@@ -222,19 +242,19 @@ class TestRollingBack:
         learner = make_learner(tiny_config(train={"ema": 0.9}), data)
         for _ in range(6):
             learner.update()
-        good = learner.state()
+        good = learner.snapshot()
         with torch.no_grad():
             for tensor in [*learner.model.parameters(), *learner.average.model.parameters()]:
                 tensor.fill_(math.nan)
-        learner.buffer.images.fill_(math.nan)
-        learner.step = 9
-        done = rollback.roll_back(learner, good, failed=0)
+        learner.algorithm.buffer.images.fill_(math.nan)
+        set_state(learner, step=9)
+        done = roll_back(learner, good, failed=0)
         assert learner.step == done["to"] == 6
-        for name, tensor in learner.state().tensors.items():
+        for name, tensor in learner.snapshot().tensors.items():
             assert torch.equal(tensor, good.tensors[name]), name
-        assert torch.equal(learner.buffer.images, good.shard["buffer.images"])
+        assert torch.equal(learner.algorithm.buffer.images, good.shard["buffer.images"])
         learner.update()  # and the state is a copy: going on does not change it
-        assert not torch.equal(learner.buffer.images, good.shard["buffer.images"])
+        assert not torch.equal(learner.algorithm.buffer.images, good.shard["buffer.images"])
         assert good.tensors["optimizer.0.step"] == 6
         assert learner.updater.optimizer.state_dict()["state"][0]["step"] == 7
 
@@ -244,21 +264,21 @@ class TestRollingBack:
             learner = make_learner(tiny_config(sampler={"alpha": alpha}), data)
             for _ in range(6):
                 learner.update()
-            good = learner.state()
-            done = rollback.roll_back(learner, good, failed=0)
+            good = learner.snapshot()
+            done = roll_back(learner, good, failed=0)
             assert done["capped"]
             assert list(done["lowered"]) == first
-            learner.step = 6
-            learner.pace["alpha"] = 1.0
-            assert list(rollback.roll_back(learner, good, failed=0)["lowered"]) == second
-            learner.step = 6
-            assert list(rollback.roll_back(learner, good, failed=1)["lowered"]) == ["alpha", "beta"]
-            learner.step = 6
-            assert list(rollback.roll_back(learner, good, failed=2)["lowered"]) == ["alpha", "beta", "lr"]
-            assert learner.rollbacks == 4
+            set_state(learner, step=6)
+            set_pace(learner, alpha=1.0)
+            assert list(roll_back(learner, good, failed=0)["lowered"]) == second
+            set_state(learner, step=6)
+            assert list(roll_back(learner, good, failed=1)["lowered"]) == ["alpha", "beta"]
+            set_state(learner, step=6)
+            assert list(roll_back(learner, good, failed=2)["lowered"]) == ["alpha", "beta", "lr"]
+            assert learner.state.rollbacks == 4
         learner = make_learner(tiny_config(), data)
         learner.update()
-        done = rollback.roll_back(learner, learner.state(), failed=0)
+        done = roll_back(learner, learner.snapshot(), failed=0)
         assert done["lowered"] == {"lr": 0.5}
         assert not done["capped"]
 
@@ -267,23 +287,24 @@ class TestRollingBack:
         learner = make_learner(cfg, data)
         for _ in range(6):
             learner.update()
-        good = learner.state()
-        done = rollback.roll_back(learner, good, failed=0)
+        good = learner.snapshot()
+        done = roll_back(learner, good, failed=0)
         assert (done["capped"], done["lowered"]) == (False, {"lr": 0.5})
-        learner.step = 6
-        assert list(rollback.roll_back(learner, good, failed=1)["lowered"]) == ["alpha", "beta", "lr"]
+        set_state(learner, step=6)
+        assert list(roll_back(learner, good, failed=1)["lowered"]) == ["alpha", "beta", "lr"]
 
     def test_a_capped_learner_does_not_push_far_chains(self, data):
         gradients = []
         for capped in (False, True):
             learner = make_learner(tiny_config(model={"scale": 0.01}), data)  # all are beyond S²
-            learner.step, learner.capped = 5, capped
+            learner.algorithm.capped = capped
+            set_state(learner, step=5)
             learner.update()
             gradients.append(learner.report()[0]["grad_norm"])
-            assert learner.updater.loss.limit == (1e-4 if capped else math.inf)
+            assert learner.algorithm.loss.limit == (1e-4 if capped else math.inf)
         assert gradients[0] != gradients[1]
         alone = make_learner(tiny_config(model={"scale": 0.01}, train={"beta": 0.0}), data)
-        alone.step = 5
+        set_state(alone, step=5)
         alone.update()
         assert gradients[1] == pytest.approx(alone.report()[0]["grad_norm"], rel=1e-5)
 
@@ -306,20 +327,20 @@ class TestRollingBack:
 
     def test_lowered_steps_are_used(self, data):
         learner = make_learner(tiny_config(), data)
-        learner.step = 5
-        learner.pace.update(lr=0.25, beta=0.5)
+        set_state(learner, step=5)
+        set_pace(learner, lr=0.25, beta=0.5)
         learner.update()
         assert learner.updater.optimizer.param_groups[0]["lr"] == pytest.approx(0.25e-3)
         assert learner.report()[0]["beta"] == 0.25
 
     def test_far_chains_are_dropped(self, data):
         learner = make_learner(tiny_config(), data)
-        learner.step = 4
+        set_state(learner, step=4)
         learner.update()
-        learner.buffer.visits.fill_(3)
-        learner.buffer.energies.fill_(1.0)
-        learner.buffer.energies[:7] = 100.0
-        assert rollback.roll_back(learner, learner.state(), failed=0)["dropped"] == 7
+        learner.algorithm.buffer.visits.fill_(3)
+        learner.algorithm.buffer.energies.fill_(1.0)
+        learner.algorithm.buffer.energies[:7] = 100.0
+        assert roll_back(learner, learner.snapshot(), failed=0)["dropped"] == 7
 
 
 class TestGivingUp:
@@ -398,7 +419,7 @@ def test_rollbacks_and_pace_survive_a_resume(tmp_path, monkeypatch):
     def killed(learner):
         nonlocal updates
         updates += 1
-        if learner.rollbacks and learner.step > 14:
+        if learner.state.rollbacks and learner.step > 14:
             raise Killed
         update(learner)
 

@@ -38,7 +38,7 @@ def test_the_network_is_that_of_the_start_and_the_buffer_is_new(start, data):
     for name, tensor in learner.model.backbone.state_dict().items():
         assert torch.equal(tensor, model.backbone.state_dict()[name]), name
     assert learner.step == 0
-    assert (learner.buffer.visits == 0).all()
+    assert (learner.algorithm.buffer.visits == 0).all()
 
 
 def test_learned_means_are_taken_over(tmp_path, data):
@@ -140,10 +140,10 @@ def test_nor_where_a_model_is_damaged_and_no_state_is_left(tmp_path, start, data
 def test_states_of_before_there_were_starts_are_resumed(data):
     cfg = tiny_config()
     learner = make_learner(cfg, data)
-    state = learner.state()
+    state = learner.snapshot()
     del state.info["start"]
     learner.restore(state)
-    assert learner.start is None
+    assert learner.state.start is None
 
 
 def test_the_same_images_by_another_name_and_split_are_refused(tmp_path, start, data):

@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import make_learner, tiny_config
+from conftest import make_learner, roll_back, tiny_config
 from gmmc.base.progress import Progress
 from gmmc.runs.folder import RunFolder
-from gmmc.train.loop import Loop, rollback
+from gmmc.train import rollback
+from gmmc.train.loop import Loop
+from gmmc.train.state import TrainingState
 
 LONG = {
     "train": {"beta": 0.5, "log_every": 1},
@@ -68,16 +70,16 @@ class TestHowFar:
             assert diverge(loop) == 12
             assert diverge(loop, after=2) == 10  # it was no help
             assert diverge(loop, after=3) == 10  # there is none before
-            assert loop.failed == 2
+            assert loop.learner.state.failed == 2
 
     def test_past_the_trouble_the_next_one_is_a_first(self, tmp_path, data):
         with begun(tmp_path / "run", data) as loop:
             go_on(loop, PHASE_END + 4)
             assert diverge(loop, after=2) == 12
-            assert loop.trouble_at == 14
+            assert loop.learner.state.trouble_at == 14
             go_on(loop, 6)
             assert diverge(loop) == 18
-            assert loop.failed == 0
+            assert loop.learner.state.failed == 0
 
     def test_short_of_the_trouble_the_next_one_is_a_failure(self, tmp_path, data):
         """Good states that were reached again, but not beyond the place of the trouble."""
@@ -86,7 +88,7 @@ class TestHowFar:
             assert diverge(loop, after=8) == 12
             go_on(loop, 4)
             assert diverge(loop) == 14
-            assert (loop.failed, loop.trouble_at) == (1, 20)
+            assert (loop.learner.state.failed, loop.learner.state.trouble_at) == (1, 20)
 
     def test_never_into_the_phase_before(self, tmp_path, data):
         with begun(tmp_path / "run", data) as loop:
@@ -101,11 +103,11 @@ class TestHowFar:
             go_on(loop, PHASE_END + 4)
             diverge(loop, after=3)
             diverge(loop)
-            known = loop.failed, loop.trouble_at
+            known = loop.learner.state.failed, loop.learner.state.trouble_at
             state, _ = loop.folder.load_state()
         assert known == (1, 15)
         with begun(tmp_path / "run", data, state) as again:
-            assert (again.failed, again.trouble_at) == known
+            assert (again.learner.state.failed, again.learner.state.trouble_at) == known
 
 
 class TestSavedGoodStates:
@@ -144,7 +146,11 @@ class TestSavedGoodStates:
             if not finished:
                 go_on(again, PHASE_END + 5 - again.learner.step)
                 assert diverge(again) == 12
-            assert (again.learner.step, again.failed, again.trouble_at) == (12, 0, 14)
+            assert (again.learner.step, again.learner.state.failed, again.learner.state.trouble_at) == (
+                12,
+                0,
+                14,
+            )
             assert [good.step for good in again.good] == [10, 12]
             assert diverge(again, after=2) == 10
 
@@ -186,39 +192,39 @@ class TestChains:
         learner = make_learner(tiny_config(discriminative={"epochs": 0}), data)
         for _ in range(4):
             learner.update()
-        learner.buffer.energies.fill_(1.0)
-        learner.buffer.visits.fill_(3)
+        learner.algorithm.buffer.energies.fill_(1.0)
+        learner.algorithm.buffer.visits.fill_(3)
         return learner
 
     def test_those_of_the_course_that_diverged_are_forgotten(self, data):
         learner = self.learner(data)
-        good = learner.state()
-        learner.buffer.images.fill_(0.25)
-        learner.buffer.labels.fill_(0)
-        rollback.roll_back(learner, good, failed=0)
-        for name, tensor in learner.buffer.state_dict().items():
+        good = learner.snapshot()
+        learner.algorithm.buffer.images.fill_(0.25)
+        learner.algorithm.buffer.labels.fill_(0)
+        roll_back(learner, good, failed=0)
+        for name, tensor in learner.algorithm.buffer.state_dict().items():
             assert torch.equal(tensor, good.shard[f"buffer.{name}"]), name
 
     def test_those_beyond_the_bound_and_those_that_led_to_the_trouble_start_again(self, data):
         learner = self.learner(data)
-        learner.buffer.energies[:3] = 200.0  # beyond the bound in the good state already
-        good = learner.state()
-        learner.buffer.energies[5:7] = 1e9  # beyond it, and far above the others, when it diverged
-        learner.buffer.energies[7:9] = 150.0  # dragged along
-        assert rollback.roll_back(learner, good, failed=0)["dropped"] == 5
-        moved = (learner.buffer.images != good.shard["buffer.images"]).flatten(1).any(1)
+        learner.algorithm.buffer.energies[:3] = 200.0  # beyond the bound in the good state already
+        good = learner.snapshot()
+        learner.algorithm.buffer.energies[5:7] = 1e9  # beyond it, and far above the others, when it diverged
+        learner.algorithm.buffer.energies[7:9] = 150.0  # dragged along
+        assert roll_back(learner, good, failed=0)["dropped"] == 5
+        moved = (learner.algorithm.buffer.images != good.shard["buffer.images"]).flatten(1).any(1)
         expected = [0, 1, 2, 5, 6]
         assert moved.nonzero().flatten().tolist() == expected
-        assert (learner.buffer.visits == 0).nonzero().flatten().tolist() == expected
-        assert learner.buffer.energies[expected].tolist() == [0.0] * 5
+        assert (learner.algorithm.buffer.visits == 0).nonzero().flatten().tolist() == expected
+        assert learner.algorithm.buffer.energies[expected].tolist() == [0.0] * 5
 
     def test_those_that_start_again_differ_from_one_rollback_to_the_next(self, data):
         learner = self.learner(data)
-        learner.buffer.energies[:3] = 200.0
-        good, images = learner.state(), []
+        learner.algorithm.buffer.energies[:3] = 200.0
+        good, images = learner.snapshot(), []
         for _ in range(3):
-            rollback.roll_back(learner, good, failed=0)
-            images.append(learner.buffer.images[:3].clone())
+            roll_back(learner, good, failed=0)
+            images.append(learner.algorithm.buffer.images[:3].clone())
         assert not any(torch.equal(images[i], images[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
 
 
@@ -231,22 +237,17 @@ class TestChains:
     ],
 )
 def test_the_sampler_step_that_brings_most_chains_down(energies, best):
-    """A learner whose chains have these energies after a walk with each factor on α; later ones rise."""
+    """An algorithm whose chains have these energies after a walk with each factor on α; later ones rise."""
 
-    def move(drawn, pace):
+    def move(drawn, step, *, pace):
         return torch.tensor(energies.get(pace, [50.0] * len(energies[1.0])))
 
-    head = SimpleNamespace(means=torch.zeros(1), unit_energy=lambda features, labels: features)
     stub = SimpleNamespace(
         buffer=SimpleNamespace(draw=lambda *_: SimpleNamespace(labels=None)),
-        model=SimpleNamespace(backbone=nn.Identity(), head=head),
-        source=lambda *_: None,
-        over_processes=lambda total: total,
+        model=SimpleNamespace(backbone=nn.Identity(), head=SimpleNamespace(has_means=True)),
+        process=SimpleNamespace(source=lambda *_: None, total=lambda total: total),
+        loss=SimpleNamespace(energy=lambda features, labels: features),
         chains=1,
-        step=0,
-        rollbacks=0,
-        pace={"alpha": 1.0},
-        cfg=tiny_config(guard={"slower": 0.5}),
         move=move,
     )
-    assert rollback.best_alpha_pace(stub) == best
+    assert rollback.best_alpha_pace(stub, TrainingState()) == best

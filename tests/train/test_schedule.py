@@ -35,10 +35,10 @@ def test_cosine_falls_to_zero():
     assert rates[-1] < 0.01
 
 
-def test_work_counts_the_sampler_s_passes():
+def test_work_counts_generative_updates_by_their_cost():
     plan = plan_of(discriminative={"epochs": 1}, generative={"epochs": 1}, sampler={"steps": 20})
-    assert plan.work(10) == 10
-    assert plan.work(20) - plan.work(10) > 10 * plan.work(10) / 2
+    assert plan.work(10, 7.0) == 10
+    assert plan.work(20, 7.0) == 80
 
 
 def test_frozen_epochs_come_first_with_a_schedule_of_their_own_and_cost_little():
@@ -51,4 +51,4 @@ def test_frozen_epochs_come_first_with_a_schedule_of_their_own_and_cost_little()
     assert [now.lr for now in moments[:2]] == pytest.approx([1, 0.5])
     assert [now.lr for now in moments[3:5]] == pytest.approx([0.1, 0.05])
     assert (plan.discriminative, plan.total) == (40, 50)
-    assert 0 < plan.work(20) < plan.work(40) - plan.work(20)
+    assert 0 < plan.work(20, 1.0) < plan.work(40, 1.0) - plan.work(20, 1.0)

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 import gmmc.train.loop
-from conftest import make_learner, tiny_config, tiny_data
+from conftest import make_learner, real_batch, set_state, tiny_config, tiny_data
 from gmmc import core
 from gmmc.base.tensorfile import pack, unpack
 from gmmc.errors import InputError
 from gmmc.networks.backbones import batch_norms
 from gmmc.pixels import to_signed
 from gmmc.runs import folder, model_file
-from gmmc.train.loop import messages, train
-from gmmc.train.schedule import Plan
+from gmmc.train import contrastive, messages
+from gmmc.train.loop import train
 
 
 def lines(out):
@@ -25,8 +25,8 @@ def test_discriminative_training_never_touches_the_sampler(tmp_path, monkeypatch
     def forbidden(*_, **__):
         raise AssertionError("β = 0 must not sample")
 
-    monkeypatch.setattr(gmmc.train.learner, "descend", forbidden)
-    monkeypatch.setattr(gmmc.train.learner, "ReplayBuffer", forbidden)
+    monkeypatch.setattr(contrastive.Contrastive, "move", forbidden)
+    monkeypatch.setattr(contrastive, "ReplayBuffer", forbidden)
     train(tiny_config(generative={"epochs": 0}), tmp_path / "a", data)
     train(tiny_config(train={"beta": 0.0}), tmp_path / "b", data)
     assert not any("sampled_energy" in line for line in lines(tmp_path / "b"))
@@ -43,7 +43,7 @@ def test_gamma2_changes_no_update(data):
             learner.update()
     for p, q in zip(a.model.parameters(), b.model.parameters(), strict=True):
         assert torch.equal(p, q)
-    assert torch.equal(a.buffer.images, b.buffer.images)
+    assert torch.equal(a.algorithm.buffer.images, b.algorithm.buffer.images)
 
 
 def test_gamma2_of_the_finished_model_is_that_of_the_training_images(tmp_path, data):
@@ -65,9 +65,9 @@ def test_training_learns(tmp_path):
 
 def test_chains_go_back_to_the_buffer(data):
     learner = make_learner(tiny_config(discriminative={"epochs": 0}, buffer={"reinit": 0.0}), data)
-    before = learner.buffer.images.clone()
+    before = learner.algorithm.buffer.images.clone()
     learner.update()
-    changed = (learner.buffer.images != before).flatten(1).any(1)
+    changed = (learner.algorithm.buffer.images != before).flatten(1).any(1)
     assert changed.sum() == learner.batch_size
 
 
@@ -76,9 +76,7 @@ def test_every_image_is_seen_once_per_epoch(data):
     assert learner.plan.steps_per_epoch == 3  # 64 images: the last 4 of the order wait for another epoch
     seen = []
     for _ in range(3):
-        (x, _), _ = learner._real_batch(learner.plan.at(learner.step))
-        seen.append(x)
-        learner.step += 1
+        seen.append(real_batch(learner, len(seen))[0])
     assert len(torch.cat(seen).flatten(1).unique(dim=0)) == 60
 
 
@@ -166,7 +164,7 @@ def test_logged_energies_are_means_over_the_interval(data):
     expected = []
     for _ in range(3):
         with torch.no_grad():
-            (x, y), _ = learner._real_batch(learner.plan.at(learner.step))
+            x, y, _ = real_batch(learner, learner.step)
             expected.append(core.unit_energy(learner.model.backbone(x), learner.model.head.means[y]).mean())
         learner.update()
     line, _ = learner.report()
@@ -181,7 +179,7 @@ def test_logged_energies_are_means_over_the_interval(data):
         ({"train": {"device": "abacus"}}, "device must be auto"),
         ({"model": {"dim": 1}}, "model.dim must be at least 2 for equiangular means of 3 classes"),
         ({"model": {"backbone": "vgg"}}, "model.backbone must be"),
-        ({"contrast": {"shift": 9}, "objective": {"name": "split"}}, "contrast.shift must be less than"),
+        ({"contrast": {"shift": 9}, "objective": {"name": "balanced"}}, "contrast.shift must be less than"),
         (
             {"generative": {"warmup": 9}},
             "generative.warmup must be at most the 8 updates of the phase, got 9",
@@ -209,13 +207,11 @@ CUT_OUT = {"generative": {"cutout": 4}}
     ("sections", "warned"),
     [
         ({**CUT_OUT, "objective": {"name": "balanced"}}, True),
-        ({**CUT_OUT, "objective": {"name": "split"}}, True),
         ({**CUT_OUT, "objective": {"name": "balanced"}, "contrast": {"cutout": 3}}, True),
         ({**CUT_OUT, "objective": {"name": "balanced"}, "contrast": {"cutout": 4}}, False),
         ({**CUT_OUT, "objective": {"name": "balanced", "anchor_on": "contrast"}}, False),
         ({**CUT_OUT, "objective": {"name": "balanced", "anchor": 0.0}}, False),
         ({**CUT_OUT, "objective": {"name": "balanced"}, "train": {"beta": 0.0}}, False),
-        ({**CUT_OUT, "objective": {"name": "split"}, "train": {"beta": 1.0}}, False),
         (CUT_OUT, False),  # gmmc has no other images
         ({"discriminative": {"cutout": 4}, "objective": {"name": "balanced"}}, False),
         (
@@ -244,7 +240,7 @@ def test_a_metric_s_line_is_worth_its_name(data):
     line, _ = learner.report()
     assert line["force_ratio"] == pytest.approx(0.5 * (line["sampled_energy"] / line["real_energy"]) ** 0.5)
     assert line["chain_age"] == pytest.approx(5 * 16 / 40 * 2)  # 5 updates move 16 of 40 chains 2 steps
-    assert torch.equal(learner.buffer.visits.sum(), torch.tensor(5 * 16))
+    assert torch.equal(learner.algorithm.buffer.visits.sum(), torch.tensor(5 * 16))
 
 
 class TestAveragedWeights:
@@ -329,10 +325,10 @@ class TestBatchNorm:
 
     def test_sampling_and_its_images_leave_the_statistics_alone(self, data):
         learner = self.learner(data, "batch")
-        learner.step = 4  # the generative phase
+        set_state(learner, step=4)  # the generative phase
         before = self.statistics(learner)
-        drawn = learner._draw(learner.labels[:16])
-        learner.move(drawn, 1.0)
+        drawn = learner.algorithm.draw(learner.batches.labels[:16], 4)
+        learner.algorithm.move(drawn, 4, pace=1.0)
         assert torch.equal(self.statistics(learner), before)
         learner.update()
         assert not torch.equal(self.statistics(learner), before)
@@ -352,8 +348,8 @@ class TestBatchNorm:
 def test_chains_of_the_batch_s_labels(data):
     cfg = tiny_config(buffer={"labels": "batch", "size": 60, "reinit": 0.3}, discriminative={"epochs": 0})
     learner = make_learner(cfg, data)
-    (_, y), _ = learner._real_batch(learner.plan.at(0))
-    assert torch.equal(learner._draw(y).labels, y)
+    _, y, _ = real_batch(learner)
+    assert torch.equal(learner.algorithm.draw(y, 0).labels, y)
 
 
 def test_contrast_images_are_the_same_ones_augmented_otherwise(data):
@@ -361,7 +357,7 @@ def test_contrast_images_are_the_same_ones_augmented_otherwise(data):
         objective={"name": "balanced"}, discriminative={"epochs": 0}, generative={"shift": 2, "noise": 0.0}
     )
     learner = make_learner(cfg, data)
-    (x, y), clean = learner._real_batch(learner.plan.at(0))
+    x, y, clean = real_batch(learner)
     originals = (data.train.images / 127.5 - 1).flatten(1)
     found = [(originals == row).all(1).nonzero().item() for row in clean.flatten(1)]
     assert torch.equal(data.train.labels[found], y)
@@ -374,13 +370,12 @@ FEW_CHAINS = {"buffer": {"chains": 4, "labels": "batch", "size": 60}, "objective
 class TestFewerChainsThanImages:
     def test_so_many_move_and_as_many_images_are_their_contrast(self, data):
         learner = make_learner(tiny_config(discriminative={"epochs": 0}, **FEW_CHAINS), data)
-        now = learner.plan.at(0)
-        (x, y), contrast = learner._real_batch(now)
+        x, y, contrast = real_batch(learner)
         assert (len(x), len(y), len(contrast)) == (16, 16, 4)
-        assert torch.equal(learner._draw(y).labels, y[:4])
+        assert torch.equal(learner.algorithm.draw(y, 0).labels, y[:4])
         for done in range(1, 4):
             learner.update()
-            assert learner.buffer.visits.sum() <= 4 * done  # a chain that starts anew counts from 1
+            assert learner.algorithm.buffer.visits.sum() <= 4 * done  # a chain that starts anew counts from 1
 
     @pytest.mark.parametrize("name", ["gmmc", "balanced"])
     def test_as_many_as_images_is_the_default(self, data, name):
@@ -400,9 +395,11 @@ class TestFewerChainsThanImages:
         assert model.sample(2).isfinite().all()
 
     def test_an_update_costs_less(self):
-        few, many = (Plan(tiny_config(buffer={"chains": n}), 4) for n in (4, 0))
+        few, many = (make_learner(tiny_config(buffer={"chains": n}), tiny_data()) for n in (4, 0))
         assert few.work(4) == many.work(4)  # discriminative
         assert few.work(8) < many.work(8)
+        steps = make_learner(tiny_config(sampler={"steps": 40}), tiny_data())
+        assert many.work(8) < steps.work(8)
 
 
 class TestWeightsStoredInBf16:
@@ -439,7 +436,10 @@ class TestWeightsStoredInBf16:
 def test_class_gaussian_starts_reach_buffer_and_samples(tmp_path, data):
     cfg = tiny_config(buffer={"start": "gaussian", "rank": 8})
     learner = make_learner(cfg, data)
-    levels = [learner.buffer.images[learner.buffer.labels == y].float().mean().item() for y in range(3)]
+    levels = [
+        learner.algorithm.buffer.images[learner.algorithm.buffer.labels == y].float().mean().item()
+        for y in range(3)
+    ]
     real = [(data.train.images[data.train.labels == y] / 127.5 - 1).mean().item() for y in range(3)]
     assert levels == pytest.approx(real, abs=0.05)
     model = train(cfg, tmp_path / "run", data)
@@ -516,7 +516,8 @@ def test_what_does_not_fit_on_the_device_is_streamed_and_changes_nothing(data, d
     for learner in (whole, streamed):
         for _ in range(7):  # four discriminative ones, then generative
             learner.update()
-    assert torch.equal(streamed.buffer.images.cpu(), whole.buffer.images.cpu())
+    chains = [learner.algorithm.buffer.images.cpu() for learner in (whole, streamed)]
+    assert torch.equal(*chains)
     for mine, theirs in zip(streamed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert streamed.estimate_gamma2(streamed.model) == whole.estimate_gamma2(whole.model)

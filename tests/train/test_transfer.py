@@ -65,7 +65,7 @@ def test_the_trunk_is_the_start_s_and_the_rest_is_new(start, other_data):
     assert equal(weights_of(mine[0]), weights_of(its[0]))
     assert not torch.equal(mine[1][-1].weight, its[1][-1].weight)
     assert len(learner.model.head.means) == 4
-    assert learner.seconds == 0
+    assert learner.state.seconds == 0
 
 
 @pytest.mark.parametrize("names", ["abc", ["class 1", "class 0", "class 2"]], ids=["other", "reordered"])
@@ -161,10 +161,9 @@ def test_an_update_of_the_last_layer_is_that_of_the_whole_network(start, other_d
     """Without augmentation: the same energies and the same gradient of the last layer."""
     cfg = recipe(start, frozen={"flip": False})
     learner = learner_of(cfg, other_data)
-    now = learner.plan.at(0)
-    learner._prepare(now)
-    (features, y), _ = learner._real_batch(now)
-    loss, outcome = learner.updater.loss((features, y), None, None, 0.0, learner.trunk.last)
+    batch = learner.batches.at(learner.moment(0))
+    y, nothing = batch.labels, (None, None, None, 0.0)
+    loss, outcome = learner.algorithm.loss(batch.network, batch.images, y, *nothing)
     loss.backward()
     last = split_last(learner.model.backbone)[1][-1]
     gradient = last.weight.grad.clone()
@@ -172,7 +171,7 @@ def test_an_update_of_the_last_layer_is_that_of_the_whole_network(start, other_d
     learner.model.eval()
     order = torch.randperm(64, generator=generator(0, "order", 0))[:16]
     images = to_signed(other_data.train.images[order])
-    plain, whole = learner.updater.loss((images, y), None, None, 0.0)
+    plain, whole = learner.algorithm.loss(learner.model.backbone, images, y, *nothing)
     plain.backward()
     assert torch.equal(other_data.train.labels[order], y)
     torch.testing.assert_close(outcome.real, whole.real)
@@ -195,7 +194,7 @@ def test_features_are_computed_once(start, other_data, monkeypatch):
 def test_both_sides_of_an_image_are_drawn(start, other_data):
     learner = learner_of(recipe(start), other_data)
     index = torch.zeros(64, dtype=torch.long)
-    drawn = learner.trunk.take(index, generator(0, "test")).flatten(1)
+    drawn = learner.batches._frozen_trunk(learner.moment(0)).take(index, generator(0, "test")).flatten(1)
     image = to_signed(other_data.train.images[:1])
     trunk = split_last(learner.model.backbone)[0].eval()
     sides = torch.cat([trunk(image), trunk(image.flip(-1))])
@@ -233,7 +232,7 @@ def test_a_rollback_into_the_frozen_epochs_repeats_them(start, other_data):
     learner = learner_of(recipe(start), other_data)
     for _ in range(3):
         learner.update()
-    good = learner.state()
+    good = learner.snapshot()
     ends = []
     for _ in range(2):
         learner.restore(good)

@@ -1,18 +1,21 @@
 """Laws over consecutive updates: what must differ from one to the next, and what must not."""
 
+import dataclasses
 import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from conftest import make_learner, make_model, tiny_config, tiny_data
+from conftest import make_learner, make_model, real_batch, set_pace, set_state, tiny_config, tiny_data
 from gmmc import core
 from gmmc.networks.backbones import batch_norms
 from gmmc.pixels import to_signed
 from gmmc.sampling.samplers import BatchNoise
 from gmmc.train.learner import Learner
 from gmmc.train.loop import train
+from gmmc.train.process import Process
 
 GENERATIVE = {"discriminative": {"epochs": 0}, "generative": {"epochs": 4, "noise": 0.1}}
 NOISY_CONTRAST = {**GENERATIVE, "objective": {"name": "balanced"}, "contrast": {"noise": 0.1}}
@@ -21,9 +24,7 @@ NOISY_CONTRAST = {**GENERATIVE, "objective": {"name": "balanced"}, "contrast": {
 def batches(learner: Learner, count: int):
     """Images, labels and contrast images of the next updates, without making these."""
     for step in range(learner.step, learner.step + count):
-        learner.step = step
-        (x, y), contrast = learner._real_batch(learner.plan.at(step))
-        yield x, y, contrast
+        yield real_batch(learner, step)
 
 
 def clean_batch(learner: Learner, labels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -71,9 +72,9 @@ class TestRandomness:
         learner = make_learner(cfg, data)
         slots = []
         for _ in range(10):
-            before = learner.buffer.visits.clone()
+            before = learner.algorithm.buffer.visits.clone()
             learner.update()
-            slots.append((learner.buffer.visits > before).nonzero().flatten())
+            slots.append((learner.algorithm.buffer.visits > before).nonzero().flatten())
             assert len(slots[-1]) == 4
         assert all_differ(slots)
         assert len(torch.cat(slots).unique()) > 25  # of 90, four at a time: 33 in the mean
@@ -93,14 +94,15 @@ class TestRandomness:
         learner = make_learner(tiny_config(), data)
         numbers = []
         for rank in (0, 1, 2):
-            learner.fabric = type("Rank", (), {"global_rank": rank})()
-            numbers.append(torch.rand(8, generator=learner.source("chains", 3)))
+            fabric = SimpleNamespace(global_rank=rank, device=torch.device("cpu"))
+            process = Process(learner.cfg.train, fabric)
+            numbers.append(torch.rand(8, generator=process.source("chains", 3)))
         assert all_differ(numbers)
 
     def test_the_seed_decides_about_weights_order_and_chains(self, data):
         learners = [make_learner(tiny_config(**GENERATIVE, train={"seed": seed}), data) for seed in range(3)]
         assert all_differ([next(learner.model.parameters()) for learner in learners])
-        assert all_differ([learner.buffer.images for learner in learners])
+        assert all_differ([learner.algorithm.buffer.images for learner in learners])
         assert all_differ([next(batches(learner, 1))[1] for learner in learners])
 
 
@@ -116,7 +118,6 @@ class TestContrast:
             assert torch.equal(contrast, clean_batch(learner, y, x)[:5])
             with torch.no_grad():
                 expected.append(core.unit_energy(learner.model.backbone(contrast), means[y[:5]]).mean())
-        learner.step = 0
         assert len({energy.item() for energy in expected}) == 4
         learner.update()
         assert learner.report()[0]["contrast_energy"] == pytest.approx(expected[0].item(), rel=1e-5)
@@ -131,11 +132,12 @@ class TestBatchNorm:
         learner = make_learner(tiny_config(**BATCH_NORM, train={"engine": engine}), data)
         for _ in range(3):
             learner.update()
-        drawn = learner._draw(learner.labels[:16])
-        together = learner.move(drawn, 1.0)
+        drawn = learner.algorithm.draw(learner.batches.labels[:16], 3)
+        together = learner.algorithm.move(drawn, 3, pace=1.0)
         strange = drawn.images.clone()
         strange[1:] = strange[1:] * 0.1 + 0.8
-        moved = learner.move(type(drawn)(drawn.slots, strange, drawn.labels, drawn.visits), 1.0)
+        others = dataclasses.replace(drawn, images=strange)
+        moved = learner.algorithm.move(others, 3, pace=1.0)
         assert torch.allclose(moved[0], together[0], atol=1e-6)
         assert not torch.allclose(together[0], drawn.images[0], atol=1e-3)  # it did move
 
@@ -237,16 +239,16 @@ class TestOptimiser:
 
     def test_lowered_alpha_and_beta_reach_the_update(self, data):
         still = make_learner(tiny_config(**GENERATIVE, buffer={"reinit": 0.0}), data)
-        before = still.buffer.images.clone()
-        still.pace["alpha"] = 1e-12
+        before = still.algorithm.buffer.images.clone()
+        set_pace(still, alpha=1e-12)
         still.update()
-        assert torch.equal(still.buffer.images, before)
+        assert torch.equal(still.algorithm.buffer.images, before)
         weights = []
         for pace in (1.0, 0.5, 1.0):
             beta = 0.5 if len(weights) < 2 else 0.25
             cfg = tiny_config(train={"beta": beta, "batch_size": 16}, **GENERATIVE)
             learner = make_learner(cfg, data)
-            learner.pace["beta"] = pace
+            set_pace(learner, beta=pace)
             for _ in range(3):
                 learner.update()
             weights.append(torch.cat([p.detach().flatten() for p in learner.model.parameters()]))
@@ -262,7 +264,7 @@ def test_a_resume_around_the_end_of_a_phase_keeps_the_optimiser_and_its_memory(d
     whole, resumed = make_learner(cfg, data), make_learner(cfg, data)
     for _ in range(stop):
         whole.update()
-    resumed.restore(whole.state())
+    resumed.restore(whole.snapshot())
     assert type(resumed.updater.optimizer) is type(whole.updater.optimizer)
     slots = whole.updater.slots()
     assert slots.keys() == resumed.updater.slots().keys() != set()
@@ -276,11 +278,11 @@ def test_a_resume_around_the_end_of_a_phase_keeps_the_optimiser_and_its_memory(d
 def test_a_resumed_learner_keeps_its_cap_and_its_lowered_steps(data):
     cfg = tiny_config()
     before, after = make_learner(cfg, data), make_learner(cfg, data)
-    before.capped, before.pace = True, {"lr": 0.5, "beta": 0.25, "alpha": 0.125}
-    before.rollbacks = 3
-    after.restore(before.state())
-    assert after.capped is True
-    assert (after.pace, after.rollbacks) == (before.pace, 3)
+    before.algorithm.capped = True
+    set_state(before, pace={"lr": 0.5, "beta": 0.25, "alpha": 0.125}, rollbacks=3, trouble_at=9, failed=2)
+    after.restore(before.snapshot())
+    assert after.algorithm.capped is True
+    assert dataclasses.replace(after.state, seconds=0.0) == before.state
     uncapped = make_learner(cfg, data)
-    after.restore(uncapped.state())
-    assert after.capped is False
+    after.restore(uncapped.snapshot())
+    assert after.algorithm.capped is False

@@ -1,6 +1,5 @@
 """Our own sampler and updates, as `gmmc train` runs them, on images of noise."""
 
-import dataclasses
 import functools
 
 import torch
@@ -49,9 +48,3 @@ def noise_images(count: int, shape: Shape) -> Dataset:
     train = LabelledImages(images, labels)
     few = LabelledImages(images[:CLASSES], labels[:CLASSES])
     return Dataset(train, few, few, tuple(map(str, range(CLASSES))), "noise")
-
-
-def with_steps(learner: Learner, steps: int) -> None:
-    """Another length of the sampler, the same compiled step."""
-    sampler = dataclasses.replace(learner.cfg.sampler, steps=steps)
-    learner.cfg = dataclasses.replace(learner.cfg, sampler=sampler)

@@ -16,11 +16,11 @@ from gmmc.base import provenance
 from gmmc.base.progress import Progress
 from gmmc.bench import measure, reference, summary, variants
 from gmmc.bench.cells import DISCRIMINATIVE, GENERATIVE, SAMPLING, Cell, Preset
-from gmmc.bench.ours import CLASSES, LR, new_learner, with_steps
+from gmmc.bench.ours import CLASSES, LR, new_learner
 from gmmc.bench.summary import OURS, REFERENCE, Measured
 from gmmc.evaluations.result import Result
 from gmmc.sampling.engine import first_line, resolve_precision
-from gmmc.train.learner import Learner
+from gmmc.train.contrastive import Contrastive
 
 REFERENCE_WARMUP = 2
 
@@ -88,34 +88,29 @@ def our_sampler(bench: Bench, cell: Cell) -> None:
     preset = bench.preset
     measure.forget_peak(bench.device)
     learner = new_learner(cell, GENERATIVE, preset, bench.device)
-    assert learner.buffer is not None
-    drawn = learner.buffer.draw(cell.batch, learner.source("bench"))
+    algorithm = learner.algorithm
+    assert isinstance(algorithm, Contrastive)
+    assert algorithm.buffer is not None
+    drawn = algorithm.buffer.draw(cell.batch, learner.process.source("bench"))
 
     def moved(steps: int) -> measure.Timing:
-        with_steps(learner, steps)
-        return bench.time(lambda: learner.move(drawn, 1.0), warmup=preset.warmup)
+        return bench.time(lambda: algorithm.move(drawn, 0, pace=1.0, steps=steps), warmup=preset.warmup)
 
     if SAMPLING in cell.phases:
         bench.note(cell, SAMPLING, OURS, moved(preset.steps).per(preset.steps))
     if cell.taus:
         times = [1000 * moved(tau).median for tau in cell.taus]
         bench.lengths[cell.name] = {"tau": list(cell.taus), "ms": times}
-    with_steps(learner, preset.steps)
     if GENERATIVE in cell.phases:
         bench.note(cell, GENERATIVE, OURS, bench.time(learner.update, warmup=preset.warmup))
-    bench.engines[f"{cell.name}/generative"] = engine_of(learner)
+    bench.engines[f"{cell.name}/generative"] = algorithm.how
 
 
 def our_classifier(bench: Bench, cell: Cell) -> None:
     measure.forget_peak(bench.device)
     learner = new_learner(cell, DISCRIMINATIVE, bench.preset, bench.device)
     bench.note(cell, DISCRIMINATIVE, OURS, bench.time(learner.update, warmup=bench.preset.warmup))
-    bench.engines[f"{cell.name}/discriminative"] = engine_of(learner)
-
-
-def engine_of(learner: Learner) -> str:
-    sampler = f"; sampler {learner.mover.how}" if learner.mover else ""
-    return f"update {learner.updater.how}, {learner.precision}{sampler}"
+    bench.engines[f"{cell.name}/discriminative"] = learner.algorithm.how
 
 
 def plain_reference(bench: Bench, cell: Cell) -> None:

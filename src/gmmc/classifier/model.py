@@ -14,6 +14,7 @@ from gmmc.base.class_names import check_class_names
 from gmmc.base.seeds import generator
 from gmmc.base.text import shortened
 from gmmc.classifier.abstention import NEIGHBOURS_KEPT, Answer, Neighbours, Reference, balanced_subset
+from gmmc.classifier.checks import check_model
 from gmmc.classifier.scores import (
     Tempered,
     batched,
@@ -27,19 +28,18 @@ from gmmc.classifier.scores import (
 )
 from gmmc.config.schema import Config
 from gmmc.errors import InputError
-from gmmc.networks.backbones import build_backbone, feature_dim, frozen_statistics
+from gmmc.networks.backbones import build_backbone, feature_dim
 from gmmc.networks.heads import HEADS
 from gmmc.pixels import Shape, as_batch, to_signed, to_unit
 from gmmc.sampling import engine
 from gmmc.sampling.initial import GaussianStart, UniformStart
-from gmmc.sampling.samplers import BOX, SAMPLERS, Chains, Mover, Noise, SeededNoise, descend
+from gmmc.sampling.samplers import BOX, SAMPLERS, Chains, Gradient, OnStep, SeededNoise, ignore
 
 # Chains run in padded blocks of a fixed size, so that an image is the same to the last bit whether it is
 # drawn alone or among a thousand; a GPU wants larger blocks than a CPU.
 BLOCK = {"cpu": 32, "cuda": 256}
 
 OnProgress = Callable[[float], object]  # of the number of images done
-OnStep = Callable[[int, Tensor], object]  # of the number of steps done, and the chains
 
 
 class Predictor(nn.Module):
@@ -76,6 +76,7 @@ class Classifier(Predictor):
 
     def __init__(self, cfg: Config, shape: Shape, class_names: Sequence[str], priors: Tensor | None = None):
         super().__init__()
+        check_model(cfg)
         self.cfg = cfg
         self.trained: dict[str, Any] = {}  # how, for the conditions of a result
         self.reference: Reference | None = None  # scores of validation images, for `answer`
@@ -182,7 +183,7 @@ class Classifier(Predictor):
     def _resolved(self, score: str) -> str:
         if score != "auto":
             return score
-        walks_to_mean = self.cfg.samples and not self.cfg.sampler.name.startswith("sgld")
+        walks_to_mean = self.cfg.samples and SAMPLERS[self.cfg.sampler.name].to_means
         in_span = walks_to_mean and self._checked_reference().mostly_outside_span
         return "span_density" if in_span else "log_density"
 
@@ -315,10 +316,10 @@ class Classifier(Predictor):
     def _finished_blocks(
         self, labels: Tensor, seed: int, steps: int, on_progress: OnProgress | None
     ) -> Iterator[Tensor]:
-        move = self._mover()
+        gradient = self._gradient()
         for first, count, padded in self._blocks(labels):
             on_step = on_progress and _within_block(on_progress, first, count, steps)
-            images = self._chains(move, padded, seed + first, steps, on_step)[:count]
+            images = self._chains(gradient, padded, seed + first, steps, on_step)[:count]
             check_finite(images)
             yield images
 
@@ -342,7 +343,7 @@ class Classifier(Predictor):
         if not frames or min(frames) < 0:
             raise InputError(f"frames must be numbers of steps, at least 0, got {list(frames)}")
         parts = []
-        move = self._mover()
+        gradient = self._gradient()
         for first, count, padded in self._blocks(self.label_tensor(labels, len(labels))):
             seen: dict[int, Tensor] = {}
             report = on_progress and _within_block(on_progress, first, count, max(frames))
@@ -353,7 +354,7 @@ class Classifier(Predictor):
                 if report:
                     report(step, x)
 
-            self._chains(move, padded, seed + first, max(frames), keep)
+            self._chains(gradient, padded, seed + first, max(frames), keep)
             parts.append(torch.stack([seen[step] for step in frames])[:, :count])
         return torch.cat(parts, 1)
 
@@ -364,8 +365,8 @@ class Classifier(Predictor):
             part = labels[first : first + size]
             yield first, len(part), torch.cat([part, part[-1:].expand(size - len(part))])
 
-    def _mover(self) -> Mover:
-        return engine.new_mover(self.backbone, self._sampling_engine, self.sampling_precision)
+    def _gradient(self) -> Gradient:
+        return engine.new_gradient(self.backbone, self._sampling_engine, self.sampling_precision)
 
     @property
     def _sampling_engine(self) -> engine.Engine:
@@ -383,7 +384,7 @@ class Classifier(Predictor):
 
     def _chains(
         self,
-        move: Mover,
+        gradient: Gradient,
         labels: Tensor,
         first_seed: int,
         steps: int,
@@ -394,19 +395,10 @@ class Classifier(Predictor):
         x = self.start(labels, noise)
         if on_step:
             on_step(0, x)
-        walk = SAMPLERS[self.cfg.sampler.name](self.chains(labels, noise), self.cfg.sampler)
-        with frozen_statistics(self.backbone):
-            return to_unit(descend(move, walk, x, steps=steps, on_step=on_step).clamp(*BOX))
-
-    def chains(self, labels: Tensor, noise: Noise) -> Chains:
-        """What a sampler needs to know to move chains towards these classes."""
-        means = self.head.means
-        return Chains(
-            labels=labels,
-            means=None if means is None else means.detach()[labels],
-            energy=self.head.unit_energy,
-            noise=noise,
-        )
+        sampler = SAMPLERS[self.cfg.sampler.name]
+        chains = Chains.of(self.head, self.head.unit_energy, labels, noise)
+        x = sampler.move(gradient, x, chains, self.cfg.sampler, steps=steps, on_step=on_step or ignore)
+        return to_unit(x.clamp(*BOX))
 
     def label_tensor(self, labels, count: int) -> Tensor:
         """`count` class indices as a checked tensor."""

@@ -1,14 +1,14 @@
-"""Values of a recipe that are each allowed and together make no sense."""
+"""Values of a recipe that are each allowed and together make no sense.
+
+What depends on the kind of head or sampler is in `classifier/checks.py`, what depends on the
+objective in `train/contrastive.py`: there stands what they are.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gmmc.base.text import shortened
-from gmmc.config.sections import (
-    FEATURE_NETWORKS,
-    AugmentConfig,
-    ModelConfig,
-)
+from gmmc.config.sections import FEATURE_NETWORKS
 
 if TYPE_CHECKING:
     from gmmc.config.schema import Config
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 def contradictions(cfg: "Config") -> Iterator[tuple[bool, str]]:
     """Values that are each allowed and together make no sense."""
-    head, objective, sampler = cfg.model.head, cfg.objective.name, cfg.sampler.name
-    langevin = sampler.startswith("sgld")
     yield (
         cfg.frozen.epochs + cfg.discriminative.epochs + cfg.generative.epochs == 0,
         "discriminative.epochs + generative.epochs must be at least 1, got 0",
@@ -31,36 +29,6 @@ def contradictions(cfg: "Config") -> Iterator[tuple[bool, str]]:
         cfg.buffer.chains > cfg.train.batch_size,
         f"buffer.chains must be at most train.batch_size={cfg.train.batch_size}, "
         f"got buffer.chains={cfg.buffer.chains}",
-    )
-    yield (
-        langevin and not cfg.samples,
-        f"sampler.name={sampler} is never used: it needs generative.epochs and train.beta above 0, "
-        f"got {cfg.generative.epochs} and {cfg.train.beta:g}",
-    )
-    yield (
-        head == "linear" and cfg.samples and not langevin,
-        f"sampler.name={sampler} walks to a class mean and model.head=linear has none; use sgld or sgld_jem",
-    )
-    yield (
-        head != "mmc" and objective != "balanced",
-        f"objective.name={objective} needs the fixed means of model.head=mmc "
-        f"(with {head} the energies alone have no class boundary); use objective.name=balanced",
-    )
-    yield (
-        head == "linear" and cfg.model.scale != ModelConfig.scale,
-        f"model.scale is the norm of class means and model.head=linear has none, got {cfg.model.scale:g}",
-    )
-    yield (
-        head == "linear" and cfg.abstain.score in ("span_density", "residual"),
-        f"abstain.score={cfg.abstain.score} needs class means and model.head=linear has none",
-    )
-    yield (
-        objective == "gmmc" and cfg.contrast != AugmentConfig(),
-        "[contrast] augments the second real term of objective.name=split or balanced; gmmc has none",
-    )
-    yield (
-        objective == "split" and cfg.train.beta > 1,
-        f"objective.name=split weighs the class part with 1 − train.beta, got train.beta={cfg.train.beta:g}",
     )
     yield (
         cfg.model.norm == "batch_then_frozen"

@@ -108,6 +108,8 @@ class ModelConfig(Section):
 
 @dataclass(frozen=True)
 class TrainConfig(Section):
+    # contrastive: Algorithm 1, with the settings in [objective], [contrast], [sampler] and [buffer]
+    algorithm: Literal["contrastive"] = "contrastive"
     batch_size: int = _number(64, at_least=1, at_most=1_000_000)  # of all processes together
     beta: float = _number(0.5, at_least=0, at_most=100)  # weight of sampled energies, generative phase
     ramp: int = _number(0, at_least=0)  # updates over which beta grows from 0; 0: a switch
@@ -177,8 +179,8 @@ class PhaseConfig(AugmentConfig):
 class ObjectiveConfig(Section):
     """The loss of an update; β is `train.beta`. See train/objectives.py."""
 
-    # gmmc: the paper's; split: the real term in two parts; balanced: cross-entropy + β(E − E′)
-    name: Literal["gmmc", "split", "balanced"] = "gmmc"
+    # gmmc: the paper's; balanced: cross-entropy + β(E − E′)
+    name: Literal["gmmc", "balanced"] = "gmmc"
     shape: Literal["raw", "cap", "huber"] = "raw"  # of each sampled energy before the mean
     bound: float = _number(100.0, above=0)  # where cap and huber set in, in unit energies
     temperature: float = _number(20.0, above=0)  # γ² in the cross-entropy of balanced (not of a linear head)

@@ -116,6 +116,11 @@ class Dataset:
     def class_counts(self) -> Tensor:
         return self.train.labels.bincount(minlength=len(self.class_names))
 
+    @property
+    def class_frequencies(self) -> Tensor:
+        """Shares of the classes among the training images."""
+        return self.class_counts / len(self.train)
+
 
 def _hash_of(facts: tuple, *parts: LabelledImages) -> str:
     digest = hashlib.sha256(repr(facts).encode())

@@ -12,6 +12,7 @@ from gmmc.base.text import shortened
 from gmmc.config import recipes, schema
 from gmmc.config.schema import Config
 from gmmc.errors import InputError
+from gmmc.networks.heads import HEADS
 from gmmc.pixels import Shape, is_vector
 
 SMALL_IMAGE = 16  # pixels a side up to which training with samples takes a minute on a CPU, not an hour
@@ -40,7 +41,7 @@ def chosen(recipe: str, shape: Shape, classes: int, overrides: Mapping[str, Any]
         rule = "for rows of numbers, the recipe must have an MLP such as model.backbone=mlp-2-64"
         raise InputError(f"{rule}, got {cfg.model.backbone}; for images give image_shape")
     needed = classes - 1  # for equiangular means
-    if cfg.model.head == "mmc" and 0 < cfg.model.dim < needed:
+    if HEADS[cfg.model.head].fixed_means and 0 < cfg.model.dim < needed:
         cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, dim=needed))
     return cfg
 

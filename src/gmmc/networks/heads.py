@@ -1,8 +1,7 @@
 """Heads: features → energies and logits. One signature: (classes, dim, scale, priors)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +14,13 @@ from gmmc.base.precision import full_precision
 class Head(nn.Module, ABC):
     """Unit energies of every class; γ² and the class priors are estimates, stored beside them."""
 
+    has_means: ClassVar[bool] = True
+    fixed_means: ClassVar[bool] = False  # equiangular, which needs C − 1 features; nothing in the head learns
     means: Any  # μ as a tensor or parameter, None where there are no means
     priors: Tensor  # that labels of chains are drawn from
     gamma2: Tensor
 
-    def __init__(self, classes: int, priors: Tensor | None):
+    def __init__(self, classes: int, dim: int, scale: float, priors: Tensor | None = None):
         super().__init__()
         uniform = torch.full((classes,), 1 / classes)
         self.register_buffer("priors", uniform if priors is None else priors.float())
@@ -32,6 +33,10 @@ class Head(nn.Module, ABC):
     def unit_energy(self, features: Tensor, labels: Tensor) -> Tensor:
         """(B,): the energy of each image with its label."""
         return self.unit_energies(features).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+    def marginal_energy(self, features: Tensor, labels: Tensor) -> Tensor:
+        """(B,): E(x) = −log Σ_y exp(−E(x, y)), at γ = 1; the labels are ignored."""
+        return -core.log_density(self.logits_at(features, 1.0))
 
     @abstractmethod
     def logits_of(self, unit_energies: Tensor, gamma2: Tensor | float) -> Tensor:
@@ -64,8 +69,10 @@ class MeansHead(Head):
 class MMCHead(MeansHead):
     """Fixed equiangular means (Alg. 2)."""
 
+    fixed_means = True
+
     def __init__(self, classes: int, dim: int, scale: float, priors: Tensor | None = None):
-        super().__init__(classes, priors)
+        super().__init__(classes, dim, scale, priors)
         self.register_buffer("means", core.simplex_means(classes, dim, scale))
 
 
@@ -73,17 +80,18 @@ class LDAHead(MeansHead):
     """Learned means, the "regular LDA" of section 3. They start in random directions, about S long."""
 
     def __init__(self, classes: int, dim: int, scale: float, priors: Tensor | None = None):
-        super().__init__(classes, priors)
+        super().__init__(classes, dim, scale, priors)
         self.means = nn.Parameter(torch.randn(classes, dim) * scale / dim**0.5)
 
 
 class LinearHead(Head):
     """The usual softmax layer; its outputs, negated, are the energies. Its bias learns the priors."""
 
+    has_means = False
     means = None
 
     def __init__(self, classes: int, dim: int, scale: float, priors: Tensor | None = None):
-        super().__init__(classes, priors)
+        super().__init__(classes, dim, scale, priors)
         self.linear = nn.Linear(dim, classes)
 
     def unit_energies(self, features: Tensor) -> Tensor:
@@ -95,7 +103,7 @@ class LinearHead(Head):
         return -unit_energies / gamma2
 
 
-HEADS: dict[str, Callable[[int, int, float, Tensor | None], Head]] = {
+HEADS: dict[str, type[Head]] = {
     "mmc": MMCHead,
     "lda": LDAHead,
     "linear": LinearHead,

@@ -17,6 +17,7 @@ from gmmc.runs.layout import RESUME
 from gmmc.runs.metrics import read_metrics
 
 STATES_KEPT = 2
+SHARD = "shard"  # in the header: names of the tensors that are not the same in all processes
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,8 @@ class ResumeStates:
         """Every process calls this; the state is there once rank 0's file is, and all wait for that."""
         if rank == 0:
             barrier()  # the others have written theirs
-        content, digest = pack(
-            state.shard | state.tensors if rank == 0 else state.shard, {**state.info, "step": state.step}
-        )
+        info = {**state.info, "step": state.step, SHARD: sorted(state.shard)}
+        content, digest = pack(state.shard | state.tensors if rank == 0 else state.shard, info)
         path = self.path / RESUME / self._state_name(state.step, rank, digest)
         write_atomic(path, content)
         if rank != 0:
@@ -104,7 +104,9 @@ class ResumeStates:
                 f"{path} was written by an older gmmc; finish it with that, or start a new --out"
             )
         step, count = info["step"], info["processes"]
-        shards = [{name: tensors.pop(name) for name in list(tensors) if name.startswith("buffer.")}]
+        former = [name for name in tensors if name.startswith("buffer.")]  # of versions that do not list them
+        names = tensors.keys() & set(info.pop(SHARD, former))
+        shards = [{name: tensors.pop(name) for name in sorted(names)}]
         for other in range(1, count):
             shards.append(self._read_shard(path, info, other))
         return State(step, tensors, deal(shards, rank, processes), info)
@@ -155,6 +157,9 @@ def deal(shards: list[dict[str, Tensor]], rank: int, processes: int) -> dict[str
 def _is_info(info: Any) -> bool:
     """Whether the header of a state has the counts that reading it needs; older ones lack some."""
     if not isinstance(info, dict) or "step" not in info:
+        return False
+    shard = info.get(SHARD, [])
+    if not isinstance(shard, list) or not all(isinstance(name, str) for name in shard):
         return False
     counts = [(info[name], most) for name, most in STATE_COUNTS.items() if name in info]
     good = info.get("good", [])

@@ -1,15 +1,16 @@
-"""The same sampler steps and updates, faster on a GPU: CUDA graphs, compiled code, bf16 weights to sample by.
+"""The same gradients and updates, faster on a GPU: CUDA graphs, compiled code, bf16 weights to sample by.
 
-A step of a small network is hundreds of kernels of a few microseconds each: launched one by one from Python
-they leave the GPU idle most of the time. A CUDA graph launches them all at once. The plain way stays, as the
+A gradient of a small network is hundreds of kernels of a few microseconds each: launched one by one they
+leave the GPU idle most of the time. A CUDA graph launches them all at once. The plain way stays, as the
 reference and for everything that cannot be captured.
 """
 
+import contextlib
 import copy
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,8 @@ from gmmc.base.precision import cpu_traps_bf16
 from gmmc.base.progress import is_quiet
 from gmmc.base.text import print_line
 from gmmc.errors import InputError
-from gmmc.networks.backbones import LAYOUT, batch_norms
-from gmmc.sampling.samplers import Energy, PlainMover, Walk, input_gradient, stepped
+from gmmc.networks.backbones import LAYOUT, batch_norms, frozen_statistics
+from gmmc.sampling.samplers import Energy, input_gradient
 
 # Compiling takes 10 to 30 seconds; it pays from about here on (docs/log.md).
 COMPILE_FROM_STEPS = 20_000  # of the sampler
@@ -93,6 +94,7 @@ def _warn_of_trapped_bf16() -> None:
 # --- capturing ---
 
 Way = tuple[str, Callable[..., Any]]  # a name for people, and the function
+Autocast = Callable[[], AbstractContextManager[Any]]
 
 
 class Captured:
@@ -114,7 +116,7 @@ class Captured:
 
     @property
     def how(self) -> str:
-        """In fact, not in plan."""
+        """Backend in use."""
         name = self._ways[0][0]
         return name if self._graph is None else f"{name}, CUDA graph" if name != "plain" else "CUDA graph"
 
@@ -245,8 +247,31 @@ class FrozenCopy:
         return energy(self.network(x.to(self.dtype, memory_format=LAYOUT)), goal).sum()
 
 
-class FastMover:
-    """Sampler steps by weights copied from the network, which `refresh` copies again; on a GPU captured."""
+class PlainGradient:
+    """The gradient by the network itself; the reference for any faster way."""
+
+    how = "plain"
+
+    def __init__(self, network: nn.Module, autocast: Autocast = contextlib.nullcontext):
+        self.network, self._autocast = network, autocast
+
+    def refresh(self) -> None:
+        """Do nothing: the weights are the network's own."""
+
+    def __call__(self, energy: Energy, x: Tensor, goal: Tensor) -> Tensor:
+        def total(x: Tensor, goal: Tensor) -> Tensor:
+            return energy(self.network(x), goal).sum()
+
+        with self._autocast(), frozen_statistics(self.network):
+            return input_gradient(total, x, goal)
+
+
+class FastGradient:
+    """The gradient by weights copied from the network, which `refresh` copies again; on a GPU captured.
+
+    One capture per energy, shape of images and shape of goals: an energy must be the same object, or equal,
+    from one call to the next.
+    """
 
     def __init__(self, network: nn.Module, engine: Engine, precision: str):
         self.engine, self.precision = engine, precision
@@ -258,9 +283,7 @@ class FastMover:
 
             if FusedNetwork.supports(network, self.device):
                 self._fused = FusedNetwork(network)
-        self._steps: dict[tuple, Captured] = {}
-        self._alpha = torch.zeros((), device=self.device)  # where a graph reads it
-        self._alpha_now = 0.0
+        self._captured: dict[tuple, Captured] = {}
         refreshed = [part.refresh for part in (self._copy, self._fused) if part is not None]
         self.refresh = Captured(
             [("plain", lambda: [refresh() for refresh in refreshed])], self.device, what="copying weights"
@@ -268,37 +291,33 @@ class FastMover:
 
     @property
     def how(self) -> str:
-        """How the last kind of step is computed."""
-        last = next(reversed(self._steps.values()), None)
+        """Backend in use for the last kind of gradient."""
+        last = next(reversed(self._captured.values()), None)
         return f"{last.how if last else 'not yet'}, {self.precision}"
 
-    def __call__(self, walk: Walk, x: Tensor, goal: Tensor, alpha: float, noise: Tensor | None) -> Tensor:
-        key = (walk.energy, walk.bounds, walk.max_step, x.shape, goal.shape, noise is None)
-        if key not in self._steps:
-            ways = [(name, self._step(walk, by)) for name, by in self._gradients(walk.energy, x.shape)]
-            self._steps[key] = Captured(
-                ways, self.device, what="the sampler", repeatable=self.engine.repeatable
+    def __call__(self, energy: Energy, x: Tensor, goal: Tensor) -> Tensor:
+        key = (energy, x.shape, goal.shape)
+        if key not in self._captured:
+            self._captured[key] = Captured(
+                list(self._ways(energy, x.shape)),
+                self.device,
+                what="the sampler",
+                repeatable=self.engine.repeatable,
             )
-        if alpha != self._alpha_now:
-            self._alpha.fill_(alpha)
-            self._alpha_now = alpha
-        return self._steps[key](x, goal, noise)
+        return self._captured[key](x, goal)
 
-    def _gradients(self, energy: Energy, shape: torch.Size) -> Iterator[Way]:
+    def _ways(self, energy: Energy, shape: torch.Size) -> Iterator[Way]:
         if self._fused is not None and self._fused.fits(shape):
             yield "fused kernels", functools.partial(self._fused.gradient, energy)
         if self.engine.compile:
             yield "compiled", self._copy.compiled_gradient(energy)
         yield "plain", functools.partial(self._copy.gradient, energy)
 
-    def _step(self, walk: Walk, gradient: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-        alpha = self._alpha  # not self: a mover that refers to itself would outlive its use
 
-        def step(x: Tensor, goal: Tensor, noise: Tensor | None) -> Tensor:
-            return x.copy_(stepped(walk, x, gradient(x, goal), alpha, noise))
-
-        return step
-
-
-def new_mover(network: nn.Module, engine: Engine, precision: str) -> PlainMover | FastMover:
-    return FastMover(network, engine, precision) if engine.copy else PlainMover(network)
+def new_gradient(
+    network: nn.Module, engine: Engine, precision: str, autocast: Autocast = contextlib.nullcontext
+) -> PlainGradient | FastGradient:
+    """The gradient of energies of this network; `autocast` is the precision of the plain way."""
+    if engine.copy:
+        return FastGradient(network, engine, precision)
+    return PlainGradient(network, autocast)

@@ -26,6 +26,9 @@ class UniformStart(nn.Module):
         super().__init__()
         self.shape = shape
 
+    def fit(self, data: "LabelledImages") -> None:
+        """Do nothing: it is the same for all data."""
+
     def forward(self, labels: Tensor, noise: Noise) -> Tensor:
         return noise.uniform(*self.shape) * 2 - 1
 

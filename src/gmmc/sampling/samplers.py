@@ -1,8 +1,8 @@
-"""Samplers: gradient descent on images, and the energies it walks down (section 3.2)."""
+"""Samplers: gradient descent on images, each with its equation in its loop (section 3.2)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -11,8 +11,20 @@ from gmmc.base.seeds import generator
 from gmmc.config.sections import SamplerConfig
 from gmmc.core import unit_energy
 
+if TYPE_CHECKING:
+    from gmmc.networks.heads import Head
+
 BOX = (-1.0, 1.0)  # where pixels live
 Energy = Callable[[Tensor, Tensor], Tensor]  # (features, goal) → energies (B,)
+
+
+class Gradient(Protocol):
+    """∂ΣE(φ(x), goal)/∂x; how it is computed is the engine's business.
+
+    The result may be memory that the next call overwrites.
+    """
+
+    def __call__(self, energy: Energy, x: Tensor, goal: Tensor) -> Tensor: ...
 
 
 class Noise(Protocol):
@@ -28,132 +40,106 @@ class Chains:
 
     labels: Tensor  # y′
     means: Tensor | None  # μ_y′, where the head has means
-    energy: Energy  # (φ(x′), y′) → unit energies (B,)
+    energy: Energy  # (φ(x′), y′) → energies (B,) that Langevin dynamics descends
     noise: Noise
 
-
-@dataclass(frozen=True)
-class Walk:
-    """How chains move: x_{t+1} = clamp(x_t − α(t) ∂E(φ(x_t), goal(t))/∂x + noise(x_t, t))."""
-
-    energy: Energy
-    goal: Callable[[int], Tensor]  # of step t: one row per chain
-    alpha: Callable[[int], float]
-    noise: Callable[[Tensor, int], Tensor] | None = None
-    bounds: tuple[float, float] | None = BOX
-    max_step: float = 0.0  # most that α ∂E/∂x moves a pixel; 0: no limit
-
-
-class Mover(Protocol):
-    """Computes one step. What it returns may be memory that its next step overwrites."""
-
-    def __call__(self, walk: Walk, x: Tensor, goal: Tensor, alpha: float, noise: Tensor | None) -> Tensor: ...
-
-
-class PlainMover:
-    """The step as it is written; the reference for any faster way."""
-
-    how = "plain"
-
-    def __init__(self, features: Callable[[Tensor], Tensor]):
-        self.features = features
-
-    def __call__(self, walk: Walk, x: Tensor, goal: Tensor, alpha: float, noise: Tensor | None) -> Tensor:
-        def total(x: Tensor, goal: Tensor) -> Tensor:
-            return walk.energy(self.features(x), goal).sum()
-
-        return stepped(walk, x, input_gradient(total, x, goal), alpha, noise)
+    @classmethod
+    def of(cls, head: "Head", energy: Energy, labels: Tensor, noise: Noise) -> "Chains":
+        """Chains towards these classes; `energy` is one of the head's."""
+        means = None if head.means is None else head.means.detach()[labels]
+        return cls(labels, means, energy, noise)
 
 
 def input_gradient(total: Callable[[Tensor, Tensor], Tensor], x: Tensor, goal: Tensor) -> Tensor:
-    """Of the *summed* energy: a chain does not feel the size of its batch."""
+    """Gradient of the summed energy, so a step does not depend on the batch size."""
     x = x.detach().requires_grad_(True)
     (gradient,) = torch.autograd.grad(total(x, goal), x)
     return gradient
 
 
-def stepped(walk: Walk, x: Tensor, gradient: Tensor, alpha: float | Tensor, noise: Tensor | None) -> Tensor:
-    move = alpha * gradient
-    if walk.max_step:
-        move = move.clamp(-walk.max_step, walk.max_step)
-    x = x.detach() - move
-    if noise is not None:
-        x = x + noise
-    return x if walk.bounds is None else x.clamp(*walk.bounds)
+# --- the samplers: chains x′, `steps` further; `on_step` is shown them after each step ---
+
+OnStep = Callable[[int, Tensor], object]  # of the number of steps done, and the chains
 
 
-def descend(
-    move: Mover,
-    walk: Walk,
-    x: Tensor,
-    *,
-    steps: int,
-    on_step: Callable[[int, Tensor], object] | None = None,
+def ignore(step: int, x: Tensor) -> None:
+    pass
+
+
+def staged(
+    gradient: Gradient, x: Tensor, chains: Chains, cfg: SamplerConfig, *, steps: int, on_step: OnStep = ignore
 ) -> Tensor:
-    """Eq. 8 and Eq. 10; with noise, Eq. 3. `on_step` is shown the chains after each step."""
+    """x ← clamp(x − α ∂/∂x ½‖φ(x) − z‖²) with z ~ N(μ_y′, target_std²·I) drawn once per chain (Eq. 8)."""
+    z = _target(chains, cfg)
     for t in range(steps):
-        goal = walk.goal(t)
-        noise = None if walk.noise is None else walk.noise(x, t)
-        x = move(walk, x, goal, walk.alpha(t), noise)
-        if on_step is not None:
-            on_step(t + 1, x)
-    return x.clone()
+        x = (x - _limited(cfg.alpha * gradient(unit_energy, x, z), cfg)).clamp(*BOX)
+        on_step(t + 1, x)
+    return x
 
 
-def staged(chains: Chains, cfg: SamplerConfig) -> Walk:
-    """½‖φ(x′) − z‖² with z ~ N(μ_y′, target_std²·I) drawn once per chain (Eq. 8)."""
-    target = _around(chains, cfg)
-    return Walk(unit_energy, lambda t: target, lambda t: cfg.alpha, max_step=cfg.max_step)
+def noise_injected(
+    gradient: Gradient, x: Tensor, chains: Chains, cfg: SamplerConfig, *, steps: int, on_step: OnStep = ignore
+) -> Tensor:
+    """x ← clamp(x − α ∂/∂x ½‖φ(x) − z_t‖²), z_t ~ N(μ_y′, target_std²·I) drawn at each step (Eq. 9–10)."""
+    for t in range(steps):
+        z = _target(chains, cfg)
+        x = (x - _limited(cfg.alpha * gradient(unit_energy, x, z), cfg)).clamp(*BOX)
+        on_step(t + 1, x)
+    return x
 
 
-def noise_injected(chains: Chains, cfg: SamplerConfig) -> Walk:
-    """½‖φ(x′) − μ_y′ − target_std·z‖² with z drawn anew at each step (Eq. 9–10)."""
-    return Walk(unit_energy, lambda t: _around(chains, cfg), lambda t: cfg.alpha, max_step=cfg.max_step)
-
-
-def sgld(chains: Chains, cfg: SamplerConfig) -> Walk:
-    """x − α_t/2 ∂E/∂x + ε, ε ~ N(0, α_t), α_t = α·(1 + t)^−power (Eq. 3).
+def sgld(
+    gradient: Gradient, x: Tensor, chains: Chains, cfg: SamplerConfig, *, steps: int, on_step: OnStep = ignore
+) -> Tensor:
+    """x ← x − α_t/2 ∂E/∂x + ε, ε ~ N(0, α_t), α_t = α·(1 + t)^−power (Eq. 3).
 
     The paper prints α·ε with ε ~ N(0, 1), which is Langevin dynamics at temperature α; the *variance* is α
     here, as in the works that it follows, so that exp(−E) is the stationary law.
     """
-
-    def alpha(t: int) -> float:
-        return cfg.alpha * (1 + t) ** -cfg.power
-
-    return Walk(
-        chains.energy,
-        lambda t: chains.labels,
-        lambda t: alpha(t) / 2,
-        lambda x, t: alpha(t) ** 0.5 * chains.noise.normal(*x.shape[1:]),
-        bounds=None,
-        max_step=cfg.max_step,
-    )
+    for t in range(steps):
+        alpha = cfg.alpha * (1 + t) ** -cfg.power
+        noise = alpha**0.5 * chains.noise.normal(*x.shape[1:])
+        x = x - _limited(alpha / 2 * gradient(chains.energy, x, chains.labels), cfg) + noise
+        on_step(t + 1, x)
+    return x
 
 
-def sgld_jem(chains: Chains, cfg: SamplerConfig) -> Walk:
-    """x − α ∂E/∂x + noise·N(0, I), pixels unbounded: what JEM's code runs, with α = 1 and noise 0.01."""
-    return Walk(
-        chains.energy,
-        lambda t: chains.labels,
-        lambda t: cfg.alpha,
-        lambda x, t: cfg.noise * chains.noise.normal(*x.shape[1:]),
-        bounds=None,
-        max_step=cfg.max_step,
-    )
+def sgld_jem(
+    gradient: Gradient, x: Tensor, chains: Chains, cfg: SamplerConfig, *, steps: int, on_step: OnStep = ignore
+) -> Tensor:
+    """x ← x − α ∂E/∂x + noise·N(0, I), pixels unbounded: what JEM's code runs, with α = 1 and noise 0.01."""
+    for t in range(steps):
+        noise = cfg.noise * chains.noise.normal(*x.shape[1:])
+        x = x - _limited(cfg.alpha * gradient(chains.energy, x, chains.labels), cfg) + noise
+        on_step(t + 1, x)
+    return x
 
 
-SAMPLERS: dict[str, Callable[[Chains, SamplerConfig], Walk]] = {
-    "staged": staged,
-    "noise_injected": noise_injected,
-    "sgld": sgld,
-    "sgld_jem": sgld_jem,
+@dataclass(frozen=True)
+class Sampler:
+    """A sampler and what the rest of gmmc must know about it."""
+
+    move: Callable[..., Tensor]
+    # Walks to a class mean: needs a head with means, and does not shape all of E into a density.
+    to_means: bool
+
+
+SAMPLERS: dict[str, Sampler] = {
+    "staged": Sampler(staged, to_means=True),
+    "noise_injected": Sampler(noise_injected, to_means=True),
+    "sgld": Sampler(sgld, to_means=False),
+    "sgld_jem": Sampler(sgld_jem, to_means=False),
 }
 
 
-def _around(chains: Chains, cfg: SamplerConfig) -> Tensor:
+def _target(chains: Chains, cfg: SamplerConfig) -> Tensor:
     assert chains.means is not None  # a recipe without means and with this sampler is refused
     return chains.means + cfg.target_std * chains.noise.normal(chains.means.shape[-1])
+
+
+def _limited(move: Tensor, cfg: SamplerConfig) -> Tensor:
+    """A move of each pixel by at most `max_step`, if there is a limit."""
+    return move.clamp(-cfg.max_step, cfg.max_step) if cfg.max_step else move
 
 
 # --- where the numbers come from ---

@@ -1,6 +1,7 @@
 """FID of the replay buffer while a training runs: `train.fid_every`. It costs the training no time."""
 
 import torch
+from torch import Tensor
 
 from gmmc.config.schema import Config
 from gmmc.data.splits import Dataset
@@ -8,7 +9,6 @@ from gmmc.fid import features
 from gmmc.fid.chain_images import as_files, evenly
 from gmmc.fid.feature_cache import training_features
 from gmmc.fid.similarity import Gaussian, frechet
-from gmmc.train.buffer import ReplayBuffer
 
 
 class Watch:
@@ -26,8 +26,9 @@ class Watch:
         """`epoch`: how many generative epochs are done."""
         return epoch > 0 and (last or epoch % self.every == 0)
 
-    def fid(self, buffer: ReplayBuffer) -> float:
-        chosen = evenly(len(buffer), self.images).to(buffer.images.device)
-        images = as_files(buffer.images[chosen])
+    def fid(self, drawn: Tensor) -> float:
+        """FID of images in [−1, 1]."""
+        chosen = evenly(len(drawn), self.images).to(drawn.device)
+        images = as_files(drawn[chosen])
         # Silent: there is the bar of the training.
         return frechet(self.real, Gaussian.of(self.network.features(images, silent=True)))

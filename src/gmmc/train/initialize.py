@@ -18,6 +18,7 @@ from gmmc.config.sections import ModelConfig, PhaseConfig
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.networks.backbones import split_last
+from gmmc.networks.heads import HEADS
 from gmmc.pixels import Shape
 from gmmc.runs import model_file, shipped
 from gmmc.runs.metrics import read_metrics
@@ -45,7 +46,7 @@ def begin(cfg: Config, data: Dataset) -> Beginning:
 
 def choose_start(cfg: Config, data: Dataset) -> tuple[str, str]:
     """Return the name of a shipped model to begin with, or "" and the reason."""
-    if cfg.frozen.epochs and cfg.model.head == "mmc" and not cfg.model.dim:
+    if cfg.frozen.epochs and HEADS[cfg.model.head].fixed_means and not cfg.model.dim:
         return "", "beginning with random weights: model.dim=0 has no last layer that learns"
     for name in shipped.names():
         model = model_file.load(shipped.SHIPPED / name)
@@ -180,7 +181,7 @@ def take_over(model: Classifier, start: Classifier) -> None:
         mine.data.copy_(learned)
 
 
-def told(start: Classifier) -> dict[str, object]:
-    """What a model remembers of the one that it came from."""
-    facts = ("sha256", "updates", "seconds", "weights", "commit")
-    return {name: start.trained[name] for name in facts if name in start.trained}
+def facts(start: Classifier) -> dict[str, object]:
+    """Facts that a model keeps about the one that it came from."""
+    names = ("sha256", "updates", "seconds", "weights", "commit")
+    return {name: start.trained[name] for name in names if name in start.trained}

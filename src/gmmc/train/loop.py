@@ -26,13 +26,12 @@ from gmmc.networks import threads
 from gmmc.runs import layout, model_file
 from gmmc.runs.folder import RunFolder
 from gmmc.runs.resume import State
-from gmmc.train import health, initialize, messages, rollback
+from gmmc.train import initialize, messages
 from gmmc.train.buffer_fid import Watch
 from gmmc.train.distributed import build_fabric, disconnect, start_others, world_size
 from gmmc.train.initialize import check_fit, load_start
 from gmmc.train.learner import Learner
-from gmmc.train.preflight import check
-from gmmc.train.rollback import roll_back
+from gmmc.train.preflight import check, check_recipe
 from gmmc.train.tensorboard import EventFiles, check_installed, check_place
 
 if TYPE_CHECKING:
@@ -63,6 +62,7 @@ def train(
     raises stops the training; the last checkpoint is intact, and the same call resumes from it.
     `changed`: keys of settings to refuse, such as "discriminative.epochs", if the start leaves them unused.
     """
+    check_recipe(cfg)
     if data is None:
         cfg = dataclasses.replace(cfg, data=data_sources.located(cfg.data))
         data = data_sources.load(cfg.data, cfg.train.seed)
@@ -104,7 +104,7 @@ def train(
             start = load_start(cfg, data)
         learner = Learner(cfg, data, fabric, start)
         del start  # it would take up memory for the whole training
-        total = learner.plan.work(learner.plan.total)
+        total = learner.work(learner.plan.total)
         with (
             listening(cfg, folder, on_metrics) as listeners,
             Progress("training", total, silent=silent or not is_leader()) as bar,
@@ -171,8 +171,8 @@ class Loop:
     ):
         self.listeners = listeners
         self.learner, self.folder, self.bar, self.stop, self.watch = learner, folder, bar, stop, watch
-        self.cfg, self.plan, self.fabric = learner.cfg, learner.plan, learner.fabric
-        learner.on_features = self.show_features
+        self.cfg, self.plan, self.fabric = learner.cfg, learner.plan, learner.process.fabric
+        learner.batches.on_features = self.show_features
 
     def run(self, loaded: tuple[State | None, list[str]]) -> None:
         learner, plan = self.learner, self.plan
@@ -183,7 +183,7 @@ class Loop:
             epoch_done = learner.step % plan.steps_per_epoch == 0
             if learner.step % self.cfg.train.log_every == 0 or epoch_done:
                 status = self.look(epoch_done)
-            self.bar.update(plan.work(learner.step), f"{learner.step}/{plan.total}  {status}")
+            self.bar.update(learner.work(learner.step), f"{learner.step}/{plan.total}  {status}")
             if self.stop.is_set() and self.fabric.world_size == 1:  # several processes must agree: see `look`
                 self.interrupt()
         if self.saved_step < plan.total:
@@ -194,18 +194,17 @@ class Loop:
             )
 
     def show_features(self, done: int, total: int) -> None:
-        self.bar.update(self.plan.work(self.learner.step), f"features of {done}/{total} images")
+        self.bar.update(self.learner.work(self.learner.step), f"features of {done}/{total} images")
 
     def begin(self, state: State | None, complaints: list[str]) -> None:
         """From the newest state, or from the first."""
         learner, folder = self.learner, self.folder
-        self.trouble_at, self.failed = -1, 0  # where training was rolled back, and how often in vain
         for line in [*complaints, *learner.room.notes]:
             self.bar.say(line)
         if state:
-            self._restore(state)
+            self._resume(state)
             if is_leader():
-                lost = learner.lines - folder.rewind_metrics(learner.lines)
+                lost = learner.state.lines - folder.rewind_metrics(learner.state.lines)
                 if lost > 0:
                     place = folder.path / layout.METRICS
                     self.bar.say(f"{place} has lost {lost} of its lines; training is not affected")
@@ -224,7 +223,7 @@ class Loop:
 
     def _good_states(self, state: State | None) -> list[State]:
         """States to roll back to: those of the interrupted call, or the one that training goes on from."""
-        here = self._state()
+        here = self.learner.snapshot()
         if state is None:
             return [here]
         fabric = self.fabric
@@ -238,12 +237,9 @@ class Loop:
         is_good = state.step in state.info.get("good", [])
         return [*older, here] if is_good or not older else older
 
-    def _restore(self, state: State) -> None:
-        learner, info = self.learner, state.info
+    def _resume(self, state: State) -> None:
         try:
-            learner.restore(state)
-            self.trouble_at, self.failed = int(info["trouble_at"]), int(info["failed"])
-            learner.lines, learner.seconds = info["lines"], float(info["seconds"])
+            self.learner.resume(state)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             if is_out_of_memory(error) or is_lost_process(error):
                 raise
@@ -256,10 +252,10 @@ class Loop:
 
     def look(self, epoch_done: bool) -> str:
         """Log what happened, act on it; a few words for the bar."""
-        learner, cfg = self.learner, self.cfg
+        learner = self.learner
         due = is_leader() and self._save_is_due()
         line, (stop, due) = learner.report(self.stop.is_set(), due)
-        reason = health.trouble(line, cfg)
+        reason = learner.trouble(line)
         if reason:
             return self.recover(line, reason)
         learner.meter.reset()
@@ -267,15 +263,15 @@ class Loop:
             learner.estimate_running_gamma2(line)
             if is_leader():
                 line["valid_accuracy"] = learner.validate()
-        if epoch_done and self.watch and learner.buffer:
+        if epoch_done and self.watch and (drawn := learner.algorithm.images()) is not None:
             done = (learner.step - self.plan.discriminative) // self.plan.steps_per_epoch
             if self.watch.due(done, last=learner.step == self.plan.total):
-                with learner.off_the_clock():
-                    line["buffer_fid"] = self.watch.fid(learner.buffer)
+                with learner.watch.paused():
+                    line["buffer_fid"] = self.watch.fid(drawn)
         self.log(line)
         if "valid_accuracy" in line:
             self.accuracy, self.measured_on = line["valid_accuracy"], "the validation images"
-        elif not len(learner.data.valid):
+        elif not len(learner.data.valid) and "accuracy" in line:
             self.accuracy, self.measured_on = line["accuracy"], "the training images"
         self.remember()
         if learner.step < self.plan.total:
@@ -289,27 +285,25 @@ class Loop:
         """Keep the last two good states of this phase."""
         learner = self.learner
         if learner.step == self.plan.discriminative:
-            self.good = [self._state()]
+            self.good = [learner.snapshot()]
         elif learner.step - self.good[-1].step >= self.cfg.guard.every:
-            self.good = [self.good[-1], self._state()]
+            self.good = [self.good[-1], learner.snapshot()]
 
     def recover(self, line: dict, reason: str) -> str:
         """Back to the last good state, more slowly; or give up."""
         learner, guard = self.learner, self.cfg.guard
         diverged_at = learner.step
-        if not guard.on or learner.rollbacks == guard.rollbacks:
+        if not guard.on or learner.state.rollbacks == guard.rollbacks:
             self.give_up(line, reason)
-        self.failed = self.failed + 1 if self.good[-1].step <= self.trouble_at else 0
-        if self.failed and len(self.good) > 1:
+        if self.good[-1].step <= learner.state.trouble_at and len(self.good) > 1:
             self.good.pop()  # it was not that good
-        done = roll_back(learner, self.good[-1], failed=self.failed)
+        done = learner.roll_back(self.good[-1])
         self.log({**line, "event": "rollback", "reason": reason, **done})
-        self.trouble_at = max(diverged_at, self.trouble_at)
-        self.good[-1] = self._state()
+        self.good[-1] = learner.snapshot()
         self.save()  # or a killed training would forget that it was rolled back
-        count = f"rollback {learner.rollbacks} of {guard.rollbacks}"
-        told = rollback.describe(done, health.bound(self.cfg))
-        self.bar.say(f"update {diverged_at}: {reason}; {told} ({count})")
+        count = f"rollback {learner.state.rollbacks} of {guard.rollbacks}"
+        remedy = messages.rolled_back(learner, done)
+        self.bar.say(f"update {diverged_at}: {reason}; {remedy} ({count})")
         return count
 
     def give_up(self, line: dict, reason: str) -> NoReturn:
@@ -317,13 +311,8 @@ class Loop:
         learner, guard = self.learner, self.cfg.guard
         diverged_at = learner.step
         self.log({**line, "event": "diverged", "reason": reason})
-        advice = "a smaller learning rate, a warm-up or train.clip"
-        if line["beta"] > 0:
-            advice = (
-                "objective.shape=cap, a smaller sampler.alpha, train.beta or learning rate, or more steps"
-            )
-        learner.restore(self.good[-1])
-        learner.lines = self.good[-1].info["lines"]  # the same command tells the rest again
+        advice = learner.algorithm.advice(learner.moment(diverged_at - 1))
+        learner.restore(self.good[-1])  # its number of lines too: the same command writes the rest again
         if self.saved_step != learner.step:
             self.save()
         if is_leader():
@@ -336,7 +325,7 @@ class Loop:
         )
 
     def log(self, line: dict) -> None:
-        self.learner.lines += 1
+        self.learner.log_line()
         if is_leader():
             written = self.folder.append_metrics(line)
             for listener in self.listeners:
@@ -352,28 +341,22 @@ class Loop:
     def save(self) -> None:
         """Write this state, and before it the good ones: a resumed training rolls back to the same ones."""
         began = time.perf_counter()
-        state = self._state()
+        state = self.learner.snapshot()
         # One that was rolled back to is not among them: it is the state itself when that is saved.
         new = [good for good in self.good if good.step < state.step and good.step not in self.good_on_disk]
         for each in [*new, state]:
-            each.info["good"] = [good.step for good in self.good if good.step <= each.step]
-            self.folder.save_state(each, self.fabric.global_rank, self.fabric.barrier)
+            steps = [good.step for good in self.good if good.step <= each.step]
+            stored = dataclasses.replace(each, info={**each.info, "good": steps})
+            self.folder.save_state(stored, self.fabric.global_rank, self.fabric.barrier)
         self.good_on_disk = {good.step for good in self.good}
         self.saved_at, self.saved_step = time.monotonic(), self.learner.step
         self.saving_seconds = time.perf_counter() - began
 
-    def _state(self) -> State:
-        """The learner's state, with what the guard knew then."""
-        state = self.learner.state()
-        state.info.update(trouble_at=self.trouble_at, failed=self.failed)
-        return state
-
     def interrupt(self) -> NoReturn:
         learner = self.learner
         stopped_at = learner.step
-        if health.trouble(learner.report()[0], self.cfg):
+        if learner.trouble(learner.report()[0]):
             learner.restore(self.good[-1])
-            learner.lines = self.good[-1].info["lines"]
         if self.saved_step != learner.step:
             self.save()
         raise Interrupted(

@@ -1,9 +1,9 @@
-"""What a training tells people of itself, in words."""
+"""Lines that a training prints for people."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from gmmc.classifier.model import Classifier
-from gmmc.config.schema import Config
 from gmmc.data.splits import Dataset
 from gmmc.runs import shipped
 from gmmc.runs.resume import State
@@ -12,8 +12,11 @@ from gmmc.train.learner import Learner
 FEW_UPDATES = 300  # fewer and a small folder of photos has hardly been looked at
 
 
+NAMES = {"alpha": "sampler.alpha", "beta": "train.beta", "lr": "learning rate"}
+
+
 def beginning(learner: Learner) -> Iterator[str]:
-    """What one may not expect of a training that begins."""
+    """Lines on what one may not expect of a training that begins."""
     cfg, total = learner.cfg, learner.plan.total
     if learner.transferred:
         in_python = learner.data.name == Dataset.name  # where the start is an argument
@@ -24,33 +27,16 @@ def beginning(learner: Learner) -> Iterator[str]:
             + ("" if in_python else "; train.start= begins with random weights and the recipe's network")
             + ("" if cfg.train.start in shipped.names() else unchecked)
         )
-    elif learner.start:
+    elif learner.state.start:
         more = cfg.discriminative.epochs
         rest = f"; {more} discriminative epochs follow, discriminative.epochs=0 leaves them out"
         yield f"beginning with the weights of {cfg.train.start}{rest if more else ''}"
-    if learns_cut_outs(cfg):
-        cure = "" if cfg.objective.name == "balanced" else "objective.name=balanced with "
-        yield (
-            f"generative.cutout={cfg.generative.cutout} is above contrast.cutout={cfg.contrast.cutout}: "
-            "log p(x) will rate cut-out images too high, since no sample pushes against them; "
-            f"{cure}objective.anchor_on=contrast prevents most of it"
-        )
+    yield from learner.algorithm.remarks()
     if total < FEW_UPDATES:
         yield (
             f"{len(learner.data.train)} training images in batches of {learner.batch_size} make {total} "
             "updates in all: if these are too few, raise the epochs or lower train.batch_size"
         )
-
-
-def learns_cut_outs(cfg: Config) -> bool:
-    """Whether energies of images behind larger squares than in the contrast are pulled down."""
-    objective = cfg.objective
-    pulled = {
-        "gmmc": False,  # its samples push against the same images
-        "split": cfg.train.beta < 1,
-        "balanced": cfg.model.head != "linear" and objective.anchor > 0 and objective.anchor_on == "class",
-    }
-    return cfg.samples and cfg.generative.cutout > cfg.contrast.cutout and pulled[objective.name]
 
 
 def abstaining(model: Classifier) -> str:
@@ -60,17 +46,16 @@ def abstaining(model: Classifier) -> str:
 
 def moved(state: State, learner: Learner) -> str:
     """What is different from the processes that wrote the state."""
-    parts = []
-    device = state.info.get("device", learner.device.type)
-    if device != learner.device.type:
+    parts, process = [], learner.process
+    device = state.info.get("device", process.device.type)
+    if device != process.device.type:
         parts.append(f", begun on {device}")
     before = state.info.get("precision", learner.cfg.train.precision)  # older states do not say
-    if before != learner.precision:
-        parts.append(f", now in {learner.precision} instead of {before}")
-    if state.info["processes"] != learner.fabric.world_size:
-        count = learner.fabric.world_size
-        noun = "process" if count == 1 else "processes"
-        parts.append(f", with {count} {noun} instead of {state.info['processes']}")
+    if before != process.precision:
+        parts.append(f", now in {process.precision} instead of {before}")
+    if state.info["processes"] != process.count:
+        noun = "process" if process.count == 1 else "processes"
+        parts.append(f", with {process.count} {noun} instead of {state.info['processes']}")
     threads = learner.cfg.train.threads
     before = state.info.get("threads", threads)
     if threads not in (0, before):
@@ -80,12 +65,14 @@ def moved(state: State, learner: Learner) -> str:
 
 def describe(line: dict) -> str:
     """A metrics line for people; what matters most comes first, where a narrow terminal cuts it."""
-    parts = [f"real {line['real_energy']:.3g}"]
+    parts = []
+    if "real_energy" in line:
+        parts.append(f"real {line['real_energy']:.3g}")
     if "sampled_energy" in line:
         parts.append(f"sampled {line['sampled_energy']:.3g}")
     if "valid_accuracy" in line:
         parts.append(f"valid {line['valid_accuracy']:.1%}")
-    else:
+    elif "accuracy" in line:
         parts.append(f"train {line['accuracy']:.1%}")
     if "buffer_fid" in line:
         parts.append(f"FID of the buffer {line['buffer_fid']:.1f}")
@@ -96,3 +83,10 @@ def describe(line: dict) -> str:
     if line.get("bounded", 0) > 0.005:
         parts.append(f"bounded {line['bounded']:.0%}")
     return "  ".join(parts)
+
+
+def rolled_back(learner: Learner, done: dict[str, Any]) -> str:
+    """A rollback in words."""
+    parts = [f"back to update {done['to']}", *learner.algorithm.describe(done)]
+    parts += [f"{NAMES[name]} now × {factor:g}" for name, factor in done["lowered"].items()]
+    return ", ".join(parts)

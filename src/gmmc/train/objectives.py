@@ -1,4 +1,4 @@
-"""What an update minimises. One signature: (parts of the batch as features, head, settings, β) → loss."""
+"""Losses of Algorithm 1. One signature: (parts of the batch as features, head, settings, β) → loss."""
 
 import math
 from collections.abc import Callable
@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gmmc.classifier.model import Classifier
-from gmmc.config.schema import Config
 from gmmc.config.sections import ObjectiveConfig
 from gmmc.networks.backbones import LAYOUT, has_live_statistics, unrecorded_statistics
 from gmmc.networks.heads import Head
+from gmmc.sampling.samplers import Energy
+from gmmc.train.updater import Network
 
 # --- the shape of a sampled energy before the mean ---
 
@@ -33,7 +34,20 @@ def huber(energies: Tensor, bound: float) -> Tensor:
     return torch.where(energies < bound, energies, 2 * (bound * energies.clamp(min=bound)).sqrt() - bound)
 
 
-SHAPES: dict[str, Callable[[Tensor, float], Tensor]] = {"raw": raw, "cap": cap, "huber": huber}
+@dataclass(frozen=True)
+class EnergyShape:
+    """A shape of sampled energies, and what the guard must know about it."""
+
+    function: Callable[[Tensor, float], Tensor]
+    caps: bool = False  # no push above the bound
+    bounds_push: bool = False  # the push grows no further above the bound
+
+
+SHAPES: dict[str, EnergyShape] = {
+    "raw": EnergyShape(raw),
+    "cap": EnergyShape(cap, caps=True),
+    "huber": EnergyShape(huber, bounds_push=True),
+}
 
 
 # --- the objectives ---
@@ -41,14 +55,14 @@ SHAPES: dict[str, Callable[[Tensor, float], Tensor]] = {"raw": raw, "cap": cap, 
 
 @dataclass(frozen=True)
 class Terms:
-    """What an objective is made of; energies are unit energies, one per image."""
+    """What an objective is made of; energies are at γ = 1, one per image."""
 
     features: Tensor  # φ of the real images as the phase augments them
     labels: Tensor
     head: Head
     real: Tensor  # E(x, y) of the same
-    contrast: Tensor | None  # E(x, y) of the first of these images as [contrast] augments them
-    sampled: Tensor | None  # h(E(x′, y′)); None where β = 0
+    contrast: Tensor | None  # energies of the first of these images as [contrast] augments them
+    sampled: Tensor | None  # h of the energies of chains; None where β = 0
 
 
 def gmmc(terms: Terms, cfg: ObjectiveConfig, beta: float | Tensor) -> Tensor:
@@ -59,11 +73,6 @@ def gmmc(terms: Terms, cfg: ObjectiveConfig, beta: float | Tensor) -> Tensor:
     """
     loss = terms.real.mean()
     return loss if terms.sampled is None else loss - beta * terms.sampled.mean()
-
-
-def split(terms: Terms, cfg: ObjectiveConfig, beta: float | Tensor) -> Tensor:
-    """(1 − β)·E(x, y) + β·[E(x_contrast, y) − h(E(x′, y′))]: gmmc with two ways to augment."""
-    return (1 - beta) * terms.real.mean() + beta * _difference(terms)
 
 
 def balanced(terms: Terms, cfg: ObjectiveConfig, beta: float | Tensor) -> Tensor:
@@ -88,20 +97,43 @@ def _difference(terms: Terms) -> Tensor | float:
     return terms.contrast.mean() - terms.sampled.mean()
 
 
-OBJECTIVES: dict[str, Callable[[Terms, ObjectiveConfig, float | Tensor], Tensor]] = {
-    "gmmc": gmmc,
-    "split": split,
-    "balanced": balanced,
+# --- what the rest of a training must know about them ---
+
+
+def joint(head: Head) -> Energy:
+    """E(x, y)."""
+    return head.unit_energy
+
+
+def marginal(head: Head) -> Energy:
+    """E(x) = −log Σ_y exp(−E(x, y))."""
+    return head.marginal_energy
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss, and what the rest of a training must know about it."""
+
+    loss: Callable[[Terms, ObjectiveConfig, float | Tensor], Tensor]
+    # Weight of the energies of real images that samples, whose weight is β, push against; at β = 0, of the
+    # energies that are pulled to zero.
+    pull: Callable[[ObjectiveConfig, float], float]
+    energy: Callable[[Head], Energy] = joint  # of contrast images and samples: what Langevin chains descend
+    contrasts: bool = False  # sets images as [contrast] augments them against samples
+    needs_fixed_means: bool = False  # energies alone have class boundaries only with fixed means
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "gmmc": Objective(gmmc, pull=lambda cfg, beta: 1.0, needs_fixed_means=True),
+    "balanced": Objective(balanced, pull=lambda cfg, beta: beta + cfg.anchor, contrasts=True),
 }
 
 
 # --- from images to the loss ---
 
-Pair = tuple[Tensor, Tensor]  # images and labels
 
-
-class Outcome(NamedTuple):
-    """Of each image, for the record: without gradients."""
+class Energies(NamedTuple):
+    """One number per image, without gradients."""
 
     real: Tensor  # unit energies
     contrast: Tensor | None  # None where the objective has no contrast images, or β = 0
@@ -112,45 +144,44 @@ class Outcome(NamedTuple):
 class Loss:
     """One update's forward pass."""
 
-    def __init__(self, model: Classifier, cfg: Config):
-        self.backbone, self.head = model.backbone, model.head
-        self.cfg = cfg.objective
-        self.limit = math.inf  # beyond it a sampled energy is not pushed at all; set by a rollback
+    def __init__(self, model: Classifier, cfg: ObjectiveConfig):
+        self.backbone, self.head, self.cfg = model.backbone, model.head, cfg
+        self.objective, self.shape = OBJECTIVES[cfg.name], SHAPES[cfg.shape]
+        self.energy = self.objective.energy(model.head)
+        self.limit = math.inf  # above it a sampled energy is not pushed at all; set by a rollback
 
     def __call__(
         self,
-        real: Pair,
+        network: Network,
+        x: Tensor,
+        y: Tensor,
         contrast: Tensor | None,
-        sampled: Pair | None,
+        sampled_x: Tensor | None,
+        sampled_y: Tensor | None,
         beta: float | Tensor,
-        network: Callable[[Tensor], Tensor] | None = None,
-    ) -> tuple[Tensor, Outcome]:
-        """`network`: the backbone in another form, if not as it is."""
-        x, y = real
-        parts = [x] + ([] if contrast is None else [contrast]) + ([] if sampled is None else [sampled[0]])
-        features = self.features(network or self.backbone, parts, last_is_sampled=sampled is not None)
-        energy = self.head.unit_energy
-        sampled_energies = None if sampled is None else energy(features[-1], sampled[1])
+    ) -> tuple[Tensor, Energies]:
+        """`network`: the backbone, in some form."""
+        parts = [part for part in (x, contrast, sampled_x) if part is not None]
+        features = self.features(network, parts, last_is_sampled=sampled_x is not None)
+        sampled = None if sampled_y is None else self.energy(features[-1], sampled_y)
         terms = Terms(
             features=features[0],
             labels=y,
             head=self.head,
-            real=energy(features[0], y),
-            contrast=None if contrast is None else energy(features[1], y[: len(contrast)]),
-            sampled=None if sampled_energies is None else self.shaped(sampled_energies),
+            real=self.head.unit_energy(features[0], y),
+            contrast=None if contrast is None else self.energy(features[1], y[: len(contrast)]),
+            sampled=None if sampled is None else self.shaped(sampled),
         )
-        loss = OBJECTIVES[self.cfg.name](terms, self.cfg, beta)
+        loss = self.objective.loss(terms, self.cfg, beta)
         correct = self.head(features[0].detach()).argmax(-1) == y
         contrast_record = None if terms.contrast is None else terms.contrast.detach()
-        sampled_record = None if sampled_energies is None else sampled_energies.detach()
-        return loss, Outcome(terms.real.detach(), contrast_record, sampled_record, correct)
+        sampled_record = None if sampled is None else sampled.detach()
+        return loss, Energies(terms.real.detach(), contrast_record, sampled_record, correct)
 
     def shaped(self, energies: Tensor) -> Tensor:
-        return SHAPES[self.cfg.shape](cap(energies, self.limit), self.cfg.bound)
+        return self.shape.function(cap(energies, self.limit), self.cfg.bound)
 
-    def features(
-        self, network: Callable[[Tensor], Tensor], parts: list[Tensor], *, last_is_sampled: bool
-    ) -> list[Tensor]:
+    def features(self, network: Network, parts: list[Tensor], *, last_is_sampled: bool) -> list[Tensor]:
         """One pass for all parts; with live batch statistics one each, and those of samples go unrecorded."""
         parts = [part.contiguous(memory_format=LAYOUT) for part in parts]
         if not has_live_statistics(self.backbone):

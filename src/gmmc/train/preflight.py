@@ -1,14 +1,22 @@
-"""What only the data and the number of processes can tell of a recipe, before anything is written."""
+"""Checks of a recipe before anything is written: alone, and with the data and the number of processes."""
 
 import torch
 
+from gmmc.classifier.checks import check_model
 from gmmc.classifier.model import Classifier, pick_device
 from gmmc.config.schema import Config
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.networks.backbones import split_last
+from gmmc.networks.heads import HEADS
 from gmmc.sampling.engine import choose
-from gmmc.train.buffer import check_quotas
+from gmmc.train.learner import ALGORITHMS
+
+
+def check_recipe(cfg: Config) -> None:
+    """Refuse settings that are each allowed and make no sense together, before data are read."""
+    check_model(cfg)
+    ALGORITHMS[cfg.train.algorithm].check_recipe(cfg)
 
 
 def check(cfg: Config, data: Dataset, processes: int) -> None:
@@ -25,12 +33,10 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
     if processes > batch_size:
         rule = f"must be at most the {batch_size} images of a batch"
         raise InputError(f"the number of processes, train.devices × train.nodes, {rule}, got {processes}")
-    sizes, chains = {"train.batch_size": batch_size}, min(cfg.chains, batch_size)
-    if cfg.samples:
-        sizes |= {"buffer.size": cfg.buffer.size, "buffer.chains": chains}
-    for name, size in sizes.items():
-        if size % processes:
-            raise InputError(f"{name} must be a multiple of the {processes} processes, got {size}")
+    if batch_size % processes:
+        rule = f"must be a multiple of the {processes} processes"
+        raise InputError(f"train.batch_size {rule}, got {batch_size}")
+    ALGORITHMS[cfg.train.algorithm].check_data(cfg, data, processes)
     updates = len(data.train) // batch_size
     for name in ("frozen", "discriminative", "generative"):
         phase = getattr(cfg, name)
@@ -38,7 +44,7 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
             rule = f"must be at most the {phase.epochs * updates} updates of the phase"
             raise InputError(f"{name}.warmup {rule}, got {phase.warmup}")
     classes, dim = len(data.class_names), cfg.model.dim
-    if cfg.model.head == "mmc" and 0 < dim < classes - 1:
+    if HEADS[cfg.model.head].fixed_means and 0 < dim < classes - 1:
         rule = f"must be at least {classes - 1} for equiangular means of {classes} classes, or 0"
         raise InputError(f"model.dim {rule}, got {dim}")
     with torch.device("meta"):  # a network that cannot be built is refused before anything is written
@@ -46,7 +52,3 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
     if cfg.frozen.epochs and not [*split_last(model.backbone)[1].parameters(), *model.head.parameters()]:
         rule = "frozen.epochs needs a last layer that learns, model.dim above 0"
         raise InputError(f"{rule}, got frozen.epochs={cfg.frozen.epochs} and model.dim={dim}")
-    if cfg.samples and cfg.buffer.labels == "batch":
-        uniform = torch.full((classes,), 1 / classes)
-        priors = data.class_counts / len(data.train) if cfg.model.priors == "empirical" else uniform
-        check_quotas(cfg.buffer.size // processes, chains // processes, priors)

@@ -1,92 +1,84 @@
-"""What is done about a training that diverged: back to a good state, and on with smaller steps.
+"""Recovery of a training by Algorithm 1 that diverged: on from a good state, with smaller steps.
 
 The first thing is a cap: a chain beyond the bound is far from every class, and pushing it still farther
 teaches nothing but can tear a deep network apart within a few updates. Then the sampler's step α: if it is so
 long that chains climb, a shorter one brings them further down, which is tried out. Where that is not it,
 updates push chains up faster than the sampler brings them down, and β, the weight of that push, is lowered.
 A smaller learning rate would calm this too, but classes would be learned more slowly; it is lowered where
-nothing is sampled, and where the rest did not help. Under the Huber shape it is what is lowered first: that
-shape bounds the push already, and a cap would only leave far chains where they are. docs/log.md has the
-measurements.
+nothing is sampled, and where the rest did not help. Under a shape that bounds the push it is what is lowered
+first: a cap would only leave far chains where they are. docs/log.md has the measurements.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gmmc.networks.backbones import frozen_statistics
-from gmmc.runs.resume import State
 from gmmc.train import health
-from gmmc.train.learner import Learner
+from gmmc.train.algorithm import SLOWER, Remedy
+from gmmc.train.objectives import SHAPES
+from gmmc.train.schedule import Moment
+from gmmc.train.state import TrainingState
+
+if TYPE_CHECKING:
+    from gmmc.train.contrastive import Contrastive
 
 ALPHA_TRIALS = 8  # ever smaller α that are tried
-NAMES = {"alpha": "sampler.alpha", "beta": "train.beta", "lr": "learning rate"}
 
 
-def roll_back(learner: Learner, good: State, *, failed: int) -> dict[str, Any]:
-    """Make the learner go on from the good state; what was done, for metrics.jsonl.
+def recovery(algorithm: "Contrastive", now: Moment, failed: int) -> Callable[[TrainingState], Remedy]:
+    """Look at the diverged training; return what to do once its last good state is restored."""
+    cfg, capped, sampling = algorithm.cfg, algorithm.capped, now.beta > 0
+    offending = algorithm.buffer.offenders(health.bound(cfg)) if algorithm.buffer else None
+    bounded = SHAPES[cfg.objective.shape].bounds_push
 
-    `failed`: so many rollbacks before this one did not lead past the trouble.
-    """
-    rollbacks, pace, capped = learner.rollbacks + 1, dict(learner.pace), learner.capped
-    sampling = learner.plan.at(learner.step - 1).beta > 0
-    offending = learner.buffer.offenders(health.bound(learner.cfg)) if learner.buffer else None
-    learner.restore(good)
-    learner.rollbacks, learner.pace = rollbacks, pace
-    bounded = learner.cfg.objective.shape == "huber"
-    learner.capped = capped or (sampling and not bounded and math.isfinite(health.bound(learner.cfg)))
-    best = best_alpha_pace(learner) if sampling else pace["alpha"]
-    too_long = best < pace["alpha"]
-    lowered = {
-        "alpha": sampling and (too_long or failed > 0),
-        "beta": sampling and (failed > 0 or not (too_long or bounded or learner.capped != capped)),
-        "lr": not sampling or bounded or failed > 1,
-    }
-    pace["alpha"] = best  # and one less: the network will go on getting steeper
-    for name, yes in lowered.items():
-        pace[name] *= learner.cfg.guard.slower if yes else 1
-    return {
-        "to": learner.step,
-        "rollbacks": rollbacks,
-        "dropped": drop(learner, offending),
-        "capped": learner.capped and not capped,
-        "lowered": {name: pace[name] for name, yes in lowered.items() if yes},
-    }
+    def recover(state: TrainingState) -> Remedy:
+        pace = dict(state.pace)
+        algorithm.capped = capped or (sampling and not bounded and math.isfinite(health.bound(cfg)))
+        best = best_alpha_pace(algorithm, state) if sampling else pace["alpha"]
+        too_long = best < pace["alpha"]
+        lowered = {
+            "alpha": sampling and (too_long or failed > 0),
+            "beta": sampling and (failed > 0 or not (too_long or bounded or algorithm.capped != capped)),
+            "lr": not sampling or bounded or failed > 1,
+        }
+        pace["alpha"] = best  # and one less: the network will go on getting steeper
+        for name, yes in lowered.items():
+            pace[name] *= SLOWER if yes else 1
+        dropped = drop(algorithm, offending, state)
+        return Remedy(pace, {"dropped": dropped, "capped": algorithm.capped and not capped})
+
+    return recover
 
 
-def describe(done: dict[str, Any], bound: float) -> str:
-    """The same for people."""
-    parts = [f"back to update {done['to']}", f"{done['dropped']} chains started anew"]
-    parts += [f"sampled energies capped at {bound:g}"] if done["capped"] else []
-    parts += [f"{NAMES[name]} now × {factor:g}" for name, factor in done["lowered"].items()]
-    return ", ".join(parts)
-
-
-def best_alpha_pace(learner: Learner) -> float:
-    """Of ever smaller α the one that brings a batch of chains furthest down."""
-    assert learner.buffer is not None
-    model = learner.model
-    drawn = learner.buffer.draw(learner.chains, learner.source("trial", learner.step, learner.rollbacks))
-    best, lowest = learner.pace["alpha"], math.inf
+def best_alpha_pace(algorithm: "Contrastive", state: TrainingState) -> float:
+    """Return, of ever smaller factors on α, the one that brings a batch of chains furthest down."""
+    assert algorithm.buffer is not None
+    model, process = algorithm.model, algorithm.process
+    source = process.source("trial", state.step, state.rollbacks)
+    drawn = algorithm.buffer.draw(algorithm.chains, source)
+    best, lowest = state.pace["alpha"], math.inf
     for trial in range(ALPHA_TRIALS):
-        pace = learner.pace["alpha"] * learner.cfg.guard.slower**trial
-        x = learner.move(drawn, pace)
+        pace = state.pace["alpha"] * SLOWER**trial
+        x = algorithm.move(drawn, state.step, pace=pace)
         with torch.no_grad(), frozen_statistics(model.backbone):
-            energies = model.head.unit_energy(model.backbone(x), drawn.labels)
-        if model.head.means is not None:  # the many chains are to count, not the few that are farthest
+            energies = algorithm.loss.energy(model.backbone(x), drawn.labels)
+        if model.head.has_means:  # the many chains are to count, not the few that are farthest
             energies = energies.clamp(1e-6, 1e30).log()
-        total = learner.over_processes(energies.sum()).item()
+        total = process.total(energies.sum()).item()
         if total < lowest:
             best, lowest = pace, total
     return best
 
 
-def drop(learner: Learner, offending: Tensor | None) -> int:
-    """Start anew the chains that were at the bound in the good state, and those that led to the trouble."""
-    if learner.buffer is None or offending is None:
+def drop(algorithm: "Contrastive", offending: Tensor | None, state: TrainingState) -> int:
+    """Reinitialise the chains that were at the bound in the good state, and those that led to the trouble."""
+    if algorithm.buffer is None or offending is None:
         return 0
-    far = offending | learner.buffer.beyond(health.bound(learner.cfg))
-    learner.buffer.start_anew(far, learner.source("dropped", learner.step, learner.rollbacks))
-    return int(learner.over_processes(far.sum()).item())
+    far = offending | algorithm.buffer.beyond(health.bound(algorithm.cfg))
+    source = algorithm.process.source("dropped", state.step, state.rollbacks)
+    algorithm.buffer.start_anew(far, source)
+    return int(algorithm.process.total(far.sum()).item())

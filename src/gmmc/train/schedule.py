@@ -1,10 +1,12 @@
 """What happens at which update: phase, learning rate and β(t), a function of the configuration alone."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from gmmc.config.schema import Config
 from gmmc.config.sections import PhaseConfig
+from gmmc.train.state import PACE
 
 FROZEN = "frozen"
 FROZEN_WORK = 0.005  # of an update of all layers
@@ -12,11 +14,19 @@ FROZEN_WORK = 0.005  # of an update of all layers
 
 @dataclass(frozen=True)
 class Moment:
+    """What an update needs to know about its place in the training."""
+
+    step: int
     epoch: int
     phase: PhaseConfig
     phase_name: str
     lr: float
     beta: float
+    pace: Mapping[str, float] = field(default_factory=PACE.copy)  # factors, lowered by rollbacks
+
+    def at(self, pace: Mapping[str, float]) -> "Moment":
+        """The same moment of a training that was slowed down."""
+        return replace(self, lr=self.lr * pace["lr"], beta=self.beta * pace["beta"], pace=pace)
 
 
 @dataclass(frozen=True)
@@ -43,14 +53,14 @@ class Plan:
         epoch = step // self.steps_per_epoch
         if step < self.frozen:
             phase = self.cfg.frozen
-            return Moment(epoch, phase, FROZEN, self._lr(phase, step), 0.0)
+            return Moment(step, epoch, phase, FROZEN, self._lr(phase, step), 0.0)
         if step < self.discriminative:
             phase = self.cfg.discriminative
-            return Moment(epoch, phase, "discriminative", self._lr(phase, step - self.frozen), 0.0)
-        phase, step = self.cfg.generative, step - self.discriminative
+            return Moment(step, epoch, phase, "discriminative", self._lr(phase, step - self.frozen), 0.0)
+        phase, later = self.cfg.generative, step - self.discriminative
         ramp = self.cfg.train.ramp
-        beta = self.cfg.train.beta * (min(1.0, (step + 1) / ramp) if ramp else 1.0)
-        return Moment(epoch, phase, "generative", self._lr(phase, step), beta)
+        beta = self.cfg.train.beta * (min(1.0, (later + 1) / ramp) if ramp else 1.0)
+        return Moment(step, epoch, phase, "generative", self._lr(phase, later), beta)
 
     def validates_after(self, step: int) -> bool:
         """Whether the epoch that ends there is one to validate after; the last always is."""
@@ -65,13 +75,8 @@ class Plan:
         decays = sum(step >= epoch * self.steps_per_epoch for epoch in phase.decay_epochs)
         return phase.lr * phase.decay**decays
 
-    def work(self, step: int) -> float:
-        """Cost of the first `step` updates: passes forward and back, so that the time left is honest."""
+    def work(self, step: int, generative_cost: float) -> float:
+        """Cost of the first `step` updates, in updates of all layers on real images alone."""
         generative = max(0, step - self.discriminative)
         frozen = min(step, self.frozen)
-        # Of each chain there is an update on it, mostly one on a contrast image, and per sampler step forward
-        # and back to the pixels: two thirds of an update, which also goes back to the weights.
-        updates = 1 if self.cfg.objective.name == "gmmc" else 2
-        chains = min(1.0, self.cfg.chains / self.cfg.train.batch_size) if self.cfg.samples else 0.0
-        per_update = 1 + chains * (updates + 2 / 3 * self.cfg.sampler.steps)
-        return FROZEN_WORK * frozen + (step - frozen - generative) + per_update * generative
+        return FROZEN_WORK * frozen + (step - frozen - generative) + generative_cost * generative

@@ -1,8 +1,8 @@
-"""From a batch to new weights: loss, gradients, optimiser. The middle of Algorithm 1."""
+"""From a loss to new weights: gradients, captured where that is faster, and the optimiser."""
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,19 +13,15 @@ from gmmc.config.schema import Config
 from gmmc.config.sections import PhaseConfig
 from gmmc.networks.backbones import has_live_statistics
 from gmmc.sampling.engine import Captured, Engine
-from gmmc.train.objectives import Loss, Outcome, Pair
+from gmmc.train.process import Process
 from gmmc.train.schedule import Moment
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 FUSED_ON = {"cuda"}  # one kernel for all parameters
 
 
-class Updated(NamedTuple):
-    outcome: Outcome
-    grad_norm: Tensor  # before the clip
+Network = Callable[[Tensor], Tensor]
+Loss = Callable[..., tuple[Tensor, Any]]  # (network, tensors or None …) → loss, and what to return of it
 
 
 class Updater:
@@ -35,12 +31,10 @@ class Updater:
     make one update on the union of their batches.
     """
 
-    def __init__(self, model: Classifier, cfg: Config, fabric: "Fabric", engine: Engine):
-        self.model, self.cfg, self.fabric, self.engine = model, cfg, fabric, engine
-        self.loss = Loss(model, cfg)
+    def __init__(self, model: Classifier, cfg: Config, process: Process, engine: Engine):
+        self.model, self.cfg, self.process, self.engine = model, cfg, process, engine
         self.parameters = list(model.parameters())
-        self._beta = torch.zeros((), device=model.device)  # where a graph reads it
-        self._captured: tuple[tuple, Captured] | None = None  # of the present kind of batch
+        self._captured: tuple[Hashable, Captured] | None = None  # of the present kind of batch
 
     def begin(self, phase: PhaseConfig, slots: dict[str, Tensor] | None = None) -> None:
         """A new optimiser, with no memory or with these slots."""
@@ -64,93 +58,70 @@ class Updater:
             if slot is not None
         }
 
-    def prepare(self, now: Moment, *, pace: float, limit: float) -> None:
-        """The optimiser as this moment wants it; moments of another kind of optimiser mean nothing to it."""
+    def prepare(self, now: Moment) -> None:
+        """Set the optimiser for this moment; moments of another kind of optimiser mean nothing to it."""
         if not isinstance(self.optimizer, OPTIMIZERS[now.phase.optimizer]):
             self.begin(now.phase)
         for group in self.optimizer.param_groups:
-            group["lr"] = now.lr * pace
+            group["lr"] = now.lr
             group["weight_decay"] = now.phase.weight_decay
             if "momentum" in group:
                 group["momentum"] = now.phase.momentum
-        self.loss.limit = limit
 
     def __call__(
-        self,
-        real: Pair,
-        contrast: Tensor | None,
-        sampled: Pair | None,
-        beta: float,
-        network: Callable[[Tensor], Tensor] | None = None,
-    ) -> Updated:
-        """`network`: what the pairs go through in place of the backbone; other weights stay as they are."""
+        self, loss: Loss, *inputs: Tensor | None, network: Network | None = None, kind: Hashable = None
+    ) -> tuple[Any, Tensor]:
+        """One update: (what the loss returns beside itself, norm of the gradient before the clip).
+
+        `network`: what the loss is given in place of the backbone; other weights stay as they are.
+        `kind`: changes whenever the loss computes something else from inputs of the same shapes.
+        """
         if self.engine.graph and network is None:
-            outcome = self._replayed(real, contrast, sampled, beta)
+            record = self._replayed(loss, inputs, kind)
         else:
-            outcome = self._backward(real, contrast, sampled, beta, network)
+            record = self._backward(loss, network or self.model.backbone, *inputs)
         self._share_gradients()
         norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if self.cfg.train.clip:
             clip_grads_with_norm_(self.parameters, self.cfg.train.clip, norm)
         self.optimizer.step()
-        return Updated(outcome, norm)
+        return record, norm
 
-    def _backward(
-        self,
-        real: Pair,
-        contrast: Tensor | None,
-        sampled: Pair | None,
-        beta: float | Tensor,
-        network: Callable[[Tensor], Tensor] | None = None,
-    ) -> Outcome:
-        """Gradients of the loss, in the parameters."""
+    def _backward(self, loss: Loss, network: Network, *inputs: Tensor | None) -> Any:
+        """Compute gradients of the loss, in the parameters."""
         for parameter in self.parameters:
             parameter.grad = None
-        with self.fabric.autocast():
-            loss, outcome = self.loss(real, contrast, sampled, beta, network)
-        loss.backward()
-        return outcome
+        with self.process.fabric.autocast():
+            total, record = loss(network, *inputs)
+        total.backward()
+        return record
 
-    def _replayed(self, real: Pair, contrast: Tensor | None, sampled: Pair | None, beta: float) -> Outcome:
+    def _replayed(self, loss: Loss, inputs: tuple[Tensor | None, ...], kind: Hashable) -> Any:
         """The same from a CUDA graph; another one for another kind of batch."""
-        live = has_live_statistics(self.model)
-        kind = (len(real[1]), contrast is None, sampled is None, self.loss.limit, live)
+        shapes = tuple(None if tensor is None else tensor.shape for tensor in inputs)
+        kind = (loss, shapes, has_live_statistics(self.model), kind)
         if self._captured is None or self._captured[0] != kind:
             network = self.model.backbone
-            ways = [("plain", functools.partial(self._flat_backward, network))]
+            ways = [("plain", functools.partial(self._backward, loss, network))]
             if self.engine.compile:
                 compiled = torch.compile(network, dynamic=False)
-                ways.insert(0, ("compiled", functools.partial(self._flat_backward, compiled)))
-            what = "the update" if sampled is None else "the generative update"
-            self._captured = kind, Captured(ways, self.model.device, what=what)
-        self._beta.fill_(beta)
-        return self._captured[1](*real, contrast, *(sampled or (None, None)))
-
-    def _flat_backward(
-        self,
-        network: Callable[[Tensor], Tensor],
-        x: Tensor,
-        y: Tensor,
-        contrast: Tensor | None,
-        sampled_x: Tensor | None,
-        sampled_y: Tensor | None,
-    ) -> Outcome:
-        sampled = None if sampled_x is None or sampled_y is None else (sampled_x, sampled_y)
-        return self._backward((x, y), contrast, sampled, self._beta, network)
+                ways.insert(0, ("compiled", functools.partial(self._backward, loss, compiled)))
+            images = sum(shape[0] for shape in shapes if shape and len(shape) == 4)
+            self._captured = kind, Captured(ways, self.model.device, what=f"the update on {images} images")
+        return self._captured[1](*inputs)
 
     @property
     def how(self) -> str:
-        """How the last kind of update is computed."""
+        """Backend in use for the last kind of update."""
         return self._captured[1].how if self._captured else "plain"
 
     def _share_gradients(self) -> None:
         """The mean over all processes."""
-        if self.fabric.world_size == 1:
+        if self.process.count == 1:
             return
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
-        mean = self.fabric.all_reduce(flat, reduce_op="mean")
-        assert isinstance(mean, Tensor)
+        mean = self.process.mean(flat)
         for gradient, part in zip(gradients, mean.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view_as(gradient))
 
