@@ -15,6 +15,7 @@ from torch.nn.utils import get_total_norm
 from gmmc import core
 from gmmc.base import provenance
 from gmmc.base.seeds import derived_seed, generator
+from gmmc.classifier.build import build
 from gmmc.classifier.model import Classifier
 from gmmc.config.schema import Config
 from gmmc.data.augment import augment
@@ -85,7 +86,7 @@ class Learner:
         priors = data.class_counts / len(data.train) if cfg.model.priors == "empirical" else None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(self.seed, "weights"))
-            model = Classifier(cfg, data.shape, data.class_names, priors).to(self.device)
+            model = build(cfg, data.shape, data.class_names, priors).to(self.device)
         if start:
             initialize.take_over(model, start)
         if isinstance(model.start, GaussianStart):
@@ -282,7 +283,7 @@ class Learner:
             model.head.gamma2.fill_(self.estimate_gamma2(model, on_progress))
         # Its own chains are to move as those it was trained with.
         sampler = dataclasses.replace(self.cfg.sampler, alpha=self.cfg.sampler.alpha * self.pace["alpha"])
-        model.cfg = dataclasses.replace(self.cfg, sampler=sampler)
+        model.drawing = model.drawing and dataclasses.replace(model.drawing, sampler=sampler)
         model.trained = {
             "updates": self.step,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),

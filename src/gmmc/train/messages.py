@@ -54,7 +54,7 @@ def learns_cut_outs(cfg: Config) -> bool:
 
 
 def abstaining(model: Classifier) -> str:
-    rule = model.cfg.abstain
+    rule = model.abstain
     return f"score={rule.score} tpr={rule.tpr:g}"
 
 
