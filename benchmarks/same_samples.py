@@ -64,8 +64,7 @@ def main() -> None:
 
 
 def drawn(model: Classifier, way: str, labels: Tensor, steps: int | None) -> dict[str, Any]:
-    cfg = dataclasses.replace(model.cfg, train=dataclasses.replace(model.cfg.train, engine=way))
-    model.cfg = cfg
+    model.drawing = model.drawing and dataclasses.replace(model.drawing, engine=way)
     with Progress(f"sampling, {way}", len(labels)) as bar:
         began = time.monotonic()
         images = model.sample(len(labels), labels, steps=steps, on_progress=bar.update).cpu()
@@ -74,7 +73,7 @@ def drawn(model: Classifier, way: str, labels: Tensor, steps: int | None) -> dic
     return {
         "images": to_uint8(images),
         "seconds": seconds,
-        "precision": model.sampling_precision,
+        "precision": model.drawer().precision,
         "mean_energy": energies.mean().item(),
         "median_energy": energies.median().item(),
     }
@@ -97,7 +96,7 @@ def conditions(
 ) -> dict[str, Any]:
     return {
         "number": arguments.number,
-        "steps": arguments.steps or model.cfg.sample.steps,
+        "steps": arguments.steps or model.drawer().settings.steps,
         "seeds": f"0..{arguments.number - 1}",
         "features": network.name if network else None,
         "hardware": provenance.hardware(model.device),

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from gmmc.base import progress
 from gmmc.base.precision import cpu_traps_bf16
+from gmmc.classifier.build import build
 from gmmc.classifier.model import Classifier
 from gmmc.config import recipes, schema
 from gmmc.data import sources as data_sources
@@ -122,7 +123,7 @@ def few_queries(monkeypatch):
 def make_model(classes: int = 3, seed: int = 0, shape=(1, 8, 8), **sections) -> Classifier:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Classifier(tiny_config(**sections), shape, [f"class {i}" for i in range(classes)]).eval()
+        return build(tiny_config(**sections), shape, [f"class {i}" for i in range(classes)]).eval()
 
 
 def make_learner(cfg: schema.Config, data: Dataset, start: Classifier | None = None) -> Learner:

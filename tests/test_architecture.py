@@ -65,7 +65,8 @@ def test_nothing_of_the_dev_extra_is_imported():
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
-                modules = {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
+                imported = [alias.name for alias in node.names]
+                modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else imported
                 assert not {module.split(".")[0] for module in modules} & names, path
 
 
@@ -104,7 +105,7 @@ def test_loading_a_model_imports_no_training_data_or_evaluation(run):
     modules = ours(loaded("import gmmc; gmmc.load(sys.argv[1])", run))
     parts = {name.split(".")[1] for name in modules if "." in name}
     assert not parts & {"cli", "data", "evaluations", "fid", "generate", "report", "train"}
-    assert len(modules) <= 38, sorted(modules)
+    assert len(modules) <= 41, sorted(modules)
 
 
 def test_predicting_imports_what_it_needs(run, tmp_path):
@@ -113,7 +114,7 @@ def test_predicting_imports_what_it_needs(run, tmp_path):
     parts = {name.split(".")[1] for name in ours(modules) if "." in name}
     assert not parts & {"bench", "evaluations", "fid", "generate", "report", "train"}
     assert not {"gmmc.data.parquet", "gmmc.data.sources", "sklearn", "pyarrow"} & modules
-    assert len(ours(modules)) <= 54, sorted(ours(modules))
+    assert len(ours(modules)) <= 57, sorted(ours(modules))
     assert not {"torch._dynamo", "sympy"} & (modules - loaded("import torch"))  # they take a second
 
 

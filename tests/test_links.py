@@ -136,7 +136,7 @@ def test_files_of_a_user_in_a_folder_of_results_stay(tmp_path, hurried):
 def test_a_folder_of_a_user_beside_a_file_of_samples_stays(tmp_path, elsewhere, model):
     (tmp_path / ".a.npz.parts").mkdir()
     (tmp_path / ".a.npz.parts" / "notes").write_text(MINE)
-    labels = model.sample_labels(2)
+    labels = model.drawer().labels(2)
     generate.to_file(model, labels, 0, tmp_path / "a.npz")
     assert (tmp_path / ".a.npz.parts" / "notes").read_text() == MINE
     (tmp_path / "out").mkdir()
@@ -178,7 +178,7 @@ def test_a_file_of_samples_that_expands_or_is_longer_is_not_read(tmp_path, model
     def no_reading(*given, **options):
         raise AssertionError
 
-    labels = model.sample_labels(2)
+    labels = model.drawer().labels(2)
     bomb = tmp_path / "bomb.npz"
     np.savez_compressed(bomb, arr_0=np.zeros(10**6), labels=np.zeros(2), seeds=np.zeros(2), made_by="")
     rows = tmp_path / "rows.parquet"
@@ -194,7 +194,7 @@ def test_a_file_of_samples_that_expands_or_is_longer_is_not_read(tmp_path, model
 def test_long_class_names_fit_into_file_names(tmp_path):
     model = make_model()
     model.class_names = tuple(f"{'漢' * 199}{i}" for i in range(3))
-    assert generate.to_folder(model, model.sample_labels(2), 0, tmp_path) == 0
+    assert generate.to_folder(model, model.drawer().labels(2), 0, tmp_path) == 0
     assert len(list(tmp_path.glob("*_seed*.png"))) == 2
 
 

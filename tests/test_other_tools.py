@@ -230,6 +230,11 @@ class TestNetworksOfOthers:
         shown = (place / "runs" / "theirs" / "report.html").read_text()
         assert f"{100 * names['measured']['accuracy'].values['top1']:.1f}" in shown
 
+    def test_its_layers_as_a_model_of_ours(self, names):
+        logits = names["network"].eval()(names["images"])
+        assert torch.equal(names["answer"].labels, logits.argmax(1))
+        assert 0.8 < names["answer"].accepted.float().mean() < 1
+
     def test_words_for_what_is_no_network_and_no_data(self):
         with pytest.raises(InputError, match=r"model must be a torch.nn.Module of .* got function"):
             gmmc.evaluate(lambda images: images, tiny_data(), "accuracy")

@@ -13,7 +13,7 @@ import typer
 from PIL import Image, ImageDraw
 
 from doc_blocks import DOCS, blocks_of, linked_files
-from gmmc.classifier.model import Classifier
+from gmmc.classifier.build import build
 from gmmc.cli import app
 from gmmc.config import recipes, schema
 from processes import finished
@@ -61,7 +61,7 @@ def test_every_recipe_and_its_changes_make_a_model(command):
     cfg = recipes.load(command[1], changes)
     assert cfg.data.name == "photos"
     assert cfg.data.size in (32, 64)
-    model = Classifier(cfg, (3, cfg.data.size, cfg.data.size), ["cat", "frog", "ship"])
+    model = build(cfg, (3, cfg.data.size, cfg.data.size), ["cat", "frog", "ship"])
     assert model.dim >= 2
 
 

@@ -159,8 +159,8 @@ def test_a_model_trained_without_samples_classifies_and_cannot_draw(head, phase)
     for draw in (
         lambda: model.sample(1),
         lambda: model.sample(0),
-        lambda: model.sample_blocks([0]),
-        lambda: model.film([0], frames=[0]),
+        model.drawer,
+        model.check_can_sample,
     ):
         with pytest.raises(InputError, match=facts) as refused:
             draw()

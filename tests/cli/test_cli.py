@@ -491,7 +491,7 @@ class TestCalibrate:
         assert status == 0
         assert "abstains by neighbours" in told
         model, images = model_file.load(old), torch.rand(2, 1, 8, 8)
-        assert (model.abstains_by, model.cfg.abstain.tpr) == ("neighbours", 0.9)
+        assert (model.abstains_by, model.abstain.tpr) == ("neighbours", 0.9)
         assert 'score = "neighbours"' in (old / "config.toml").read_text()
         assert model.answer(images).score == "neighbours"
         assert model.answer(images, score="auto").score == "log_density"  # the rule, not the model's own
@@ -500,7 +500,7 @@ class TestCalibrate:
         """A rollback lowers the step of the model's own chains, not that of the recipe."""
         model = model_file.load(old)
         alpha, sampler = model.cfg.sampler.alpha, dataclasses.replace(model.cfg.sampler, alpha=1e-3)
-        model.cfg = dataclasses.replace(model.cfg, sampler=sampler)
+        model.drawing = dataclasses.replace(model.drawing, sampler=sampler)
         RunFolder(old).replace_model(model)
         assert recipes.from_dict(recipes.read_toml(old / "config.toml")).sampler.alpha == alpha
         assert model_file.load(old).cfg.sampler.alpha == 1e-3

@@ -129,8 +129,7 @@ class TestEvaluation:
         model.keep_neighbours(data.train.images, data.train.labels)
         model.calibrate(data.valid.images, data.valid.labels)
         for score in SCORES:
-            rule = dataclasses.replace(model.cfg.abstain, score=score, tpr=0.6)
-            model.cfg = dataclasses.replace(model.cfg, abstain=rule)
+            model.abstain = dataclasses.replace(model.abstain, score=score, tpr=0.6)
             result = gmmc.evaluate(model, data, "ood", self.cfg)["ood"]
             for name, images in {
                 "test images": data.test.images,

@@ -9,6 +9,7 @@ from torch import nn
 
 import gmmc
 from conftest import make_model, tiny_config, tiny_data
+from gmmc.classifier.drawing import Drawer
 from gmmc.cli import app
 from gmmc.config.sections import DataConfig, EvaluateConfig
 from gmmc.data.splits import LabelledImages
@@ -141,8 +142,8 @@ def test_a_model_trained_without_samples_is_not_measured_by_them(name):
 def test_samples_that_are_real_images_agree_with_the_judge_and_are_as_diverse():
     data = tiny_data(count=300)
 
-    class Copies(type(make_model())):
-        def sample(self, n, labels=None, seed=0, *, on_progress=None):
+    class Copies(Drawer):
+        def sample(self, n, labels=None, seed=0, *, steps=None, on_progress=None):
             if labels is None:
                 return super().sample(n, seed=seed)
             chosen = [data.test.images[data.test.labels == y][i // 3 % 6] for i, y in enumerate(labels)]
@@ -150,7 +151,9 @@ def test_samples_that_are_real_images_agree_with_the_judge_and_are_as_diverse():
             return torch.stack(chosen) / 255
 
     model = make_model()
-    model.__class__ = Copies
+    drawer = model.drawer()
+    drawer.__class__ = Copies
+    model.drawer = lambda: drawer
     result = EVALUATIONS["samples"](model, data, EvaluateConfig(samples=18))
     assert result.values["svc_agreement"] > 0.9
     assert result.values["diversity"] == pytest.approx(1, abs=0.1)
@@ -300,12 +303,12 @@ class TestLatent:
 class TestPictures:
     def test_the_film_ends_with_the_sample(self):
         model = make_model()
-        film = model.film([2, 0], seed=5, frames=[0, 1, 3])
+        film = model.drawer().film([2, 0], seed=5, frames=[0, 1, 3])
         assert film.shape == (3, 2, 1, 8, 8)
         assert torch.equal(film[-1], model.sample(2, [2, 0], seed=5, steps=3))
         assert torch.equal(film[1], model.sample(2, [2, 0], seed=5, steps=1))
         with pytest.raises(InputError, match="frames must be numbers of steps"):
-            model.film([0], frames=[])
+            model.drawer().film([0], frames=[])
 
     def test_frames_go_up_to_the_last_step(self):
         assert film_frames(200) == [0, 1, 2, 5, 10, 20, 50, 100, 200]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conftest import make_model, tiny_data
-from gmmc.classifier.model import Classifier
+from gmmc.classifier.drawing import Drawer
 from gmmc.config.sections import EvaluateConfig
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
@@ -138,10 +138,11 @@ class TestWhole:
 @pytest.mark.parametrize("start", ["uniform", "gaussian"])
 def test_the_start_is_that_of_the_fresh_chains(start, monkeypatch):
     model = make_model(buffer={"start": start})
-    whole = model.film(torch.arange(8) % 3, seed=5, frames=[0, 1])
+    drawer = model.drawer()
+    whole = drawer.film(torch.arange(8) % 3, seed=5, frames=[0, 1])
     monkeypatch.setattr(generation, "STARTS_AT_ONCE", 3)
-    assert torch.equal(draw_start(model, 8, seed=5), to_uint8(whole[0]))
-    assert torch.equal(draw(model, 8, seed=5, steps=1, work=None), to_uint8(whole[1]))
+    assert torch.equal(draw_start(drawer, 8, seed=5), to_uint8(whole[0]))
+    assert torch.equal(draw(model, drawer, 8, seed=5, steps=1, work=None), to_uint8(whole[1]))
 
 
 def test_other_data_than_the_model_s_are_told(model, data):
@@ -238,16 +239,13 @@ def test_a_class_of_less_confident_images_keeps_as_large_a_share(monkeypatch):
     assert kept.tolist() == list(range(4, 40))  # the two least sure of each class are left out
 
 
-class Copies(Classifier):
-    """Whatever it is asked for, it shows training images with a little noise."""
+class Copies(Drawer):
+    """Whatever it is asked for, it shows given images."""
 
     images: torch.Tensor
-    noise = 0.0
 
-    def sample_blocks(self, labels, seed=0, *, steps=None, on_progress=None):
-        source = torch.Generator().manual_seed(seed)
-        chosen = as_unit(self.images[torch.arange(len(labels)) % len(self.images)])
-        yield (chosen + self.noise * torch.randn(chosen.shape, generator=source)).clamp(0, 1)
+    def blocks(self, labels, seed=0, *, steps=None, on_progress=None):
+        yield as_unit(self.images[torch.arange(len(labels)) % len(self.images)])
 
 
 class TestMemorisation:
@@ -258,8 +256,10 @@ class TestMemorisation:
 
     def copying(self, images):
         model = make_model()
-        model.__class__ = Copies
-        model.images = images
+        drawer = model.drawer()
+        drawer.__class__ = Copies
+        drawer.images = images
+        model.drawer = lambda: drawer
         return model
 
     def test_copies_are_caught(self, data):
@@ -288,7 +288,7 @@ class TestMemorisation:
 
 class TestChains:
     def test_fresh_ones_are_those_of_sample(self, model, tmp_path):
-        images = generation.draw(model, 10, 5, 3, tmp_path / "work")
+        images = generation.draw(model, model.drawer(), 10, 5, 3, tmp_path / "work")
         assert torch.equal(images, to_uint8(model.sample(10, torch.arange(10) % 3, 5)))
 
     def test_an_interrupted_evaluation_goes_on_with_what_was_drawn(self, model, data, tmp_path, monkeypatch):
@@ -299,9 +299,11 @@ class TestChains:
             with pytest.raises(ZeroDivisionError):
                 evaluate(model, data, cfg, RunFolder(tmp_path))
         drawn_before = []
-        blocks = model.sample_blocks
+        blocks = Drawer.blocks
         monkeypatch.setattr(
-            model, "sample_blocks", lambda y, *rest, **k: drawn_before.append(len(y)) or blocks(y, *rest, **k)
+            Drawer,
+            "blocks",
+            lambda self, y, *rest, **k: drawn_before.append(len(y)) or blocks(self, y, *rest, **k),
         )
         result = evaluate(model, data, cfg, RunFolder(tmp_path))
         assert 0 in drawn_before  # of the images that were left to draw

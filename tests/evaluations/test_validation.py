@@ -11,6 +11,7 @@ import torch
 import gmmc
 from conftest import make_model, tiny_config
 from gmmc.base import intervals
+from gmmc.classifier.drawing import Drawer
 from gmmc.cli.app import main
 from gmmc.config.sections import EvaluateConfig
 from gmmc.data.splits import Dataset, LabelledImages
@@ -222,9 +223,9 @@ def test_an_interrupted_evaluation_goes_on_with_what_was_drawn(model, data, tmp_
         with pytest.raises(ZeroDivisionError):
             evaluate(model, data, cfg, folder)
     assert folder.work("validation").is_dir()
-    blocks, left = model.sample_blocks, []
+    blocks, left = Drawer.blocks, []
     monkeypatch.setattr(
-        model, "sample_blocks", lambda y, *rest, **k: left.append(len(y)) or blocks(y, *rest, **k)
+        Drawer, "blocks", lambda self, y, *rest, **k: left.append(len(y)) or blocks(self, y, *rest, **k)
     )
     result = evaluate(model, data, cfg, folder)
     assert left[-1] == 0  # nothing was left to draw

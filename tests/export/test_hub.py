@@ -80,7 +80,7 @@ def test_scores_that_are_rounded_when_stored_are_told_as_they_are_read(digits, t
     model.calibrate(digits[1].valid.images, digits[1].valid.labels)
     again = gmmc.from_pretrained(gmmc.save_pretrained(model, tmp_path / "half"))
     told = json.loads((tmp_path / "half" / "config.json").read_text())
-    score, tpr = again.abstains_by, again.cfg.abstain.tpr
+    score, tpr = again.abstains_by, again.abstain.tpr
     assert told["score"] == score
     assert told["threshold"] == again.reference.threshold(score, tpr)
     assert told["threshold"] != model.reference.threshold(score, tpr)

@@ -11,7 +11,8 @@ from PIL import Image
 
 from conftest import make_model
 from gmmc import generate, pictures
-from gmmc.classifier.model import BLOCK
+from gmmc.classifier.drawing import BLOCK
+from gmmc.cli.app import main
 from gmmc.config.sections import DataConfig
 from gmmc.data import sources
 from gmmc.data.files import read_image
@@ -20,6 +21,7 @@ from gmmc.errors import InputError
 from gmmc.generate import files, folder, parts
 from gmmc.pixels import to_uint8
 from gmmc.runs import model_file
+from gmmc.sampling import engine
 from processes import finished
 
 COUNT = 3 * BLOCK["cpu"] + 4
@@ -53,31 +55,93 @@ def draw(model, place=None, **options):
     return generate.drawn(model, LABELS, 5, folder=place, **options)
 
 
-def no_more_drawing(model, monkeypatch):
-    monkeypatch.setattr(model, "_mover", lambda: pytest.fail("something was drawn"))
+def no_more_drawing(monkeypatch):
+    monkeypatch.setattr(engine, "new_gradient", lambda *_: pytest.fail("something was drawn"))
+
+
+@pytest.fixture
+def gradients(monkeypatch):
+    """The gradients that are built."""
+    built, new_gradient = [], engine.new_gradient
+
+    def counted(*arguments):
+        built.append(new_gradient(*arguments))
+        return built[-1]
+
+    monkeypatch.setattr(engine, "new_gradient", counted)
+    return built
 
 
 # --- blocks ---------------------------------------------------------------------------------------
 
 
-def test_blocks_are_the_samples(model, monkeypatch):
-    movers = []
-    new_mover = model._mover
-    monkeypatch.setattr(model, "_mover", lambda: movers.append(1) or new_mover())
-    blocks = list(model.sample_blocks(LABELS, 5))
+def test_blocks_are_the_samples(model):
+    blocks = list(model.drawer().blocks(LABELS, 5))
     assert [len(block) for block in blocks] == [BLOCK["cpu"]] * 3 + [4]
-    assert len(movers) == 1  # prepared once, not for each block
     assert torch.equal(torch.cat(blocks), model.sample(COUNT, LABELS, seed=5))
-    assert list(model.sample_blocks([])) == []
+    assert list(model.drawer().blocks([])) == []
+
+
+@pytest.mark.parametrize("way", ["auto", "plain"])
+def test_a_drawer_builds_one_gradient_for_all_calls(gradients, way):
+    model = make_model(train={"engine": way})
+    drawer = model.drawer()
+    assert not gradients
+    images = drawer.sample(COUNT, LABELS, seed=5)
+    film = drawer.film([0, 1], 5, frames=[0, 3])
+    again = torch.cat(list(drawer.blocks(LABELS, 5)))
+    assert len(gradients) == 1
+    assert torch.equal(again, images)
+    assert torch.equal(film[-1], model.sample(2, [0, 1], seed=5))
+
+
+@pytest.mark.parametrize("way", ["auto", "plain"])
+def test_a_drawer_draws_by_the_weights_of_the_moment(way):
+    model = make_model(train={"engine": way})
+    drawer = model.drawer()
+    before = drawer.sample(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    after = drawer.sample(3)
+    assert not torch.equal(after, before)
+    assert torch.equal(after, model.sample(3))
+
+
+def test_a_folder_with_holes_needs_one_gradient(model, tmp_path, gradients):
+    generate.to_folder(model, LABELS, 5, tmp_path)
+    paths = png_files(tmp_path)
+    for i in (3, 40, 41, 90):
+        paths[i].unlink()
+    gradients.clear()
+    assert generate.to_folder(model, LABELS, 5, tmp_path) == COUNT - 4
+    assert len(gradients) == 1
+
+
+def test_the_sample_command_builds_one_gradient_for_a_folder_with_a_hole(run, tmp_path, gradients):
+    def draw_by(command):
+        with pytest.raises(SystemExit) as end:
+            main(command)
+        assert not end.value.code
+
+    command = ["sample", str(run), "-n", "9", "--steps", "2", "--out", str(tmp_path / "drawn"), "--quiet"]
+    draw_by(command)
+    before = {path.name: path.read_bytes() for path in png_files(tmp_path / "drawn")}
+    for path in png_files(tmp_path / "drawn")[3:9:2]:  # three stretches of one
+        path.unlink()
+    gradients.clear()
+    draw_by(command)
+    assert len(gradients) == 1
+    assert {path.name: path.read_bytes() for path in png_files(tmp_path / "drawn")} == before
 
 
 def test_every_step_but_the_last_of_a_block_is_progress(model):
     told = []
-    blocks = list(model.sample_blocks(LABELS, 5, steps=4, on_progress=told.append))
+    blocks = list(model.drawer().blocks(LABELS, 5, steps=4, on_progress=told.append))
     size = BLOCK["cpu"]
     starts = [(first, min(size, COUNT - first)) for first in range(0, COUNT, size)]
     assert told == [first + count * share for first, count in starts for share in (0, 1 / 4, 2 / 4, 3 / 4)]
-    silent = model.sample_blocks(LABELS, 5, steps=4)
+    silent = model.drawer().blocks(LABELS, 5, steps=4)
     assert all(torch.equal(a, b) for a, b in zip(blocks, silent, strict=True))
 
 
@@ -93,14 +157,14 @@ def test_progress_of_all_ways_to_draw_grows_to_the_number_of_images(model, tmp_p
         draw_it(told.append)
         assert told == sorted(told), name
         assert told[-1] == COUNT, name
-        assert len(set(told)) >= 4 * model.cfg.sample.steps, name
+        assert len(set(told)) >= 4 * model.drawing.steps, name
 
 
 def test_progress_of_a_film_ends_before_the_last_step(model):
     told = []
-    film = model.film([0, 1], 5, frames=[0, 4], on_progress=told.append)
+    film = model.drawer().film([0, 1], 5, frames=[0, 4], on_progress=told.append)
     assert told == [0, 0.5, 1, 1.5]
-    assert torch.equal(film, model.film([0, 1], 5, frames=[0, 4]))
+    assert torch.equal(film, model.drawer().film([0, 1], 5, frames=[0, 4]))
 
 
 @pytest.mark.parametrize("mode", [nullcontext, torch.no_grad, torch.inference_mode])
@@ -109,10 +173,10 @@ def test_between_blocks_the_mode_is_the_caller_s(model, mode):
     with mode():
         before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         blocks = []
-        for block in model.sample_blocks(LABELS):
+        for block in model.drawer().blocks(LABELS):
             assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == before
             blocks.append(block)
-        abandoned = model.sample_blocks(LABELS)
+        abandoned = model.drawer().blocks(LABELS)
         next(abandoned)
         del abandoned
         assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == before
@@ -131,7 +195,7 @@ def test_between_blocks_the_mode_is_the_caller_s(model, mode):
 )
 def test_impossible_images_are_refused_before_anything_happens(model, tmp_path, arguments, message):
     with pytest.raises(InputError, match=message):
-        model.sample_blocks(**arguments)
+        model.drawer().blocks(**arguments)
     generate.drawn(model, [0], folder=tmp_path / "parts")
     before = sorted((tmp_path / "parts").iterdir())
     for place in (tmp_path / "parts", tmp_path / "new"):
@@ -170,7 +234,7 @@ def test_all_parts_are_taken_by_a_model_that_was_saved(model, tmp_path, expected
     model.trained = {}
     model_file.save_model(tmp_path / "model.safetensors", model)
     again = model_file.load(tmp_path / "model.safetensors")
-    monkeypatch.setattr(again, "_chains", lambda *_: pytest.fail("something was drawn"))
+    no_more_drawing(monkeypatch)
     assert torch.equal(draw(again, tmp_path / "parts"), expected)
 
 
@@ -271,7 +335,7 @@ def test_a_killed_drawing_goes_on(model, tmp_path, expected):
 
 def test_a_fingerprint_is_of_what_decides_the_images(model):
     own = generate.fingerprint(model)
-    assert generate.fingerprint(model, model.cfg.sample.steps) == own
+    assert generate.fingerprint(model, model.drawing.steps) == own
     assert generate.fingerprint(make_model()) == own
     others = [
         make_model(seed=1),
@@ -343,7 +407,7 @@ class TestFiles:
         path = tmp_path / name
         generate.to_file(model, LABELS, 5, path)
         before = path.stat()
-        no_more_drawing(model, monkeypatch)
+        no_more_drawing(monkeypatch)
         assert generate.to_file(model, LABELS, 5, path) == COUNT
         assert path.stat().st_mtime_ns == before.st_mtime_ns
 

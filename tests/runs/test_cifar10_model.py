@@ -10,6 +10,7 @@ from PIL import Image
 
 import gmmc
 from gmmc.base.tensorfile import unpack
+from gmmc.classifier.drawing import Drawer
 from gmmc.cli.app import main
 from gmmc.config import recipes
 from gmmc.generate import fingerprint
@@ -105,7 +106,7 @@ def test_its_examples_are_its_own_images_and_need_no_data(model, tmp_path, capsy
 
 def test_its_drawn_images_were_drawn_by_these_weights(model, monkeypatch):
     """The stamp names weights, sampler and steps; drawing one again takes minutes."""
-    monkeypatch.setattr(type(model), "sampling_precision", "fp32")  # on the CPU that drew them
+    monkeypatch.setattr(Drawer, "precision", "fp32")  # on the CPU that drew them
     made_by = fingerprint(model)
     for i, path in enumerate(shipped.drawn_images("cifar10")):
         with Image.open(path) as picture:

@@ -34,6 +34,7 @@ from gmmc.report.compare import comparison
 from gmmc.report.page import write_report
 from gmmc.runs import model_file, results
 from gmmc.runs.folder import RECALIBRATED, RunFolder
+from gmmc.sampling import engine
 from processes import DEADLINE, python, started
 
 LABELS = torch.tensor([0, 1])
@@ -80,7 +81,7 @@ def test_drawing_refuses_to_replace_what_is_not_ours(model, tmp_path, monkeypatc
     else:
         path.symlink_to("nowhere")
     before = path.read_bytes() if kind in ("picture", "text") else None
-    monkeypatch.setattr(model, "_mover", no_work)
+    monkeypatch.setattr(engine, "new_gradient", no_work)
     with pytest.raises(InputError, match=rf"--out .*{name}"):
         generate.to_folder(model, LABELS, 5, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == [name]
@@ -103,7 +104,7 @@ def test_a_file_of_samples_replaces_nothing(model, tmp_path, monkeypatch, suffix
         if kind == "link to a pipe":
             os.mkfifo(tmp_path / "nowhere")
     before = sorted(tmp_path.iterdir())
-    monkeypatch.setattr(model, "_mover", no_work)
+    monkeypatch.setattr(engine, "new_gradient", no_work)
     with pytest.raises(InputError, match=rf"--out .*{path.name}"):
         generate.to_file(model, LABELS, 5, path)
     assert sorted(tmp_path.iterdir()) == before

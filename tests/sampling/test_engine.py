@@ -86,8 +86,8 @@ class TestTheSameChains:
     def test_with_a_longest_step(self, device, name, way):
         model = model_on(device, name)
         free = chains_by(model, PlainGradient(model.backbone), name)[0]
-        sampler = dataclasses.replace(model.cfg.sampler, max_step=1e-4)
-        model.cfg = dataclasses.replace(model.cfg, sampler=sampler)
+        sampler = dataclasses.replace(model.drawing.sampler, max_step=1e-4)
+        model.drawing = dataclasses.replace(model.drawing, sampler=sampler)
         plain = chains_by(model, PlainGradient(model.backbone), name)[0]
         fast = chains_by(model, FastGradient(model.backbone, way, "fp32"), name)[0]
         assert (plain - fast).abs().mean() < 0.1 * (plain - free).abs().mean()
@@ -181,8 +181,8 @@ class TestChoosing:
                 graph=True, fused=True, repeatable=True
             )
         assert engine.choose_for_samples("plain", self.cuda) == PLAIN
-        assert make_model(train={"engine": "plain", "precision": "bf16"}).sampling_precision == "fp32"
-        assert make_model(train={"engine": "graph", "precision": "bf16"}).sampling_precision == "bf16"
+        assert make_model(train={"engine": "plain", "precision": "bf16"}).drawer().precision == "fp32"
+        assert make_model(train={"engine": "graph", "precision": "bf16"}).drawer().precision == "bf16"
 
 
 class TestFallingBack:
@@ -231,7 +231,7 @@ class TestFallingBack:
         assert told[0].startswith("the sampler runs without a CUDA graph: ")
 
 
-def test_a_mover_is_gone_when_nobody_holds_it():
+def test_a_gradient_is_gone_when_nobody_holds_it():
     """Else a loop of samples would pile up copies, and on a GPU the memory of graphs."""
     model = model_on("cpu")
     gc.collect()
@@ -348,7 +348,7 @@ def test_an_image_of_the_graph_is_the_same_alone_and_among_others(name):
     many = model.sample(300, seed=0, steps=12)
     assert torch.equal(model.sample(1, seed=17, steps=12), many[17:18])
     assert torch.equal(model.sample(9, seed=290, steps=12), many[290:299])
-    frames = model.film([0, 1, 2], seed=4, frames=[0, 6, 12])
+    frames = model.drawer().film([0, 1, 2], seed=4, frames=[0, 6, 12])
     assert torch.equal(frames[-1], model.sample(3, [0, 1, 2], seed=4, steps=12))
     reference = model_on("cuda", name, train={"engine": "plain", "device": "cuda"})
     difference = reference.sample(20, seed=0, steps=12) - model.sample(20, seed=0, steps=12)

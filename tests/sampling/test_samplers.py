@@ -215,7 +215,7 @@ class TestSeeds:
 
     def test_given_labels_equal_to_the_drawn_ones_change_nothing(self, name, backbone):
         model = self.model(name, backbone)
-        labels = model.sample_labels(9, seed=4)
+        labels = model.drawer().labels(9, seed=4)
         assert torch.equal(model.sample(9, labels, seed=4), model.sample(9, seed=4))
 
     def test_gamma2_changes_no_chain(self, name, backbone):
@@ -252,7 +252,7 @@ def test_samples_are_unit_images(model):
 def test_labels_follow_the_priors():
     model = make_model()
     model.head.priors.copy_(torch.tensor([0.7, 0.2, 0.1]))
-    shares = model.sample_labels(2000).bincount(minlength=3) / 2000
+    shares = model.drawer().labels(2000).bincount(minlength=3) / 2000
     assert torch.allclose(shares, torch.tensor([0.7, 0.2, 0.1]), atol=0.04)  # four standard errors
 
 

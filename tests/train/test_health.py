@@ -222,8 +222,8 @@ class TestRollingBack:
     def test_the_model_samples_with_the_step_it_was_trained_with(self, tmp_path):
         model = train(tiny_config(**WILD), tmp_path / "run", tiny_data())
         last = [line for line in lines(tmp_path / "run") if "alpha" in line.get("lowered", {})][-1]
-        assert model.cfg.sampler.alpha == pytest.approx(3.0 * last["lowered"]["alpha"])
-        assert model_file.load(tmp_path / "run").cfg.sampler.alpha == model.cfg.sampler.alpha
+        assert model.drawing.sampler.alpha == pytest.approx(3.0 * last["lowered"]["alpha"])
+        assert model_file.load(tmp_path / "run").drawing.sampler.alpha == model.drawing.sampler.alpha
         assert (
             train(tiny_config(**WILD), tmp_path / "run", tiny_data()).trained["rollbacks"] > 0
         )  # not refused
@@ -431,7 +431,7 @@ def test_rollbacks_and_pace_survive_a_resume(tmp_path, monkeypatch):
     assert state.info["rollbacks"] > 0
     model = train(cfg, tmp_path / "run", tiny_data())
     assert model.trained["rollbacks"] >= state.info["rollbacks"]
-    assert model.cfg.sampler.alpha < 3.0
+    assert model.drawing.sampler.alpha < 3.0
 
 
 def test_a_model_at_chance_is_not_passed_off_as_a_success(tmp_path, capsys):

@@ -1,9 +1,7 @@
-"""A classifier is images → logits: a backbone, a head, and where its chains start."""
+"""A classifier is images → logits: a backbone, a head, and the initial images of its chains."""
 
 import functools
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +12,9 @@ from gmmc.base.class_names import check_class_names
 from gmmc.base.seeds import generator
 from gmmc.base.text import shortened
 from gmmc.classifier.abstention import NEIGHBOURS_KEPT, Answer, Neighbours, Reference, balanced_subset
-from gmmc.classifier.checks import check_model
+from gmmc.classifier.drawing import Drawer, DrawingSettings, OnProgress
+from gmmc.classifier.labels import label_tensor
+from gmmc.classifier.predictor import FixedTemperature, Predictor, checked_gamma2
 from gmmc.classifier.scores import (
     Tempered,
     batched,
@@ -27,70 +27,94 @@ from gmmc.classifier.scores import (
     logits_at,
 )
 from gmmc.config.schema import Config
+from gmmc.config.sections import AbstainConfig
 from gmmc.errors import InputError
-from gmmc.networks.backbones import build_backbone, feature_dim
-from gmmc.networks.heads import HEADS
-from gmmc.pixels import Shape, as_batch, to_signed, to_unit
-from gmmc.sampling import engine
+from gmmc.networks.heads import Head
+from gmmc.pixels import Shape, as_batch, to_signed
 from gmmc.sampling.initial import GaussianStart, UniformStart
-from gmmc.sampling.samplers import BOX, SAMPLERS, Chains, Gradient, OnStep, SeededNoise, ignore
 
-# Chains run in padded blocks of a fixed size, so that an image is the same to the last bit whether it is
-# drawn alone or among a thousand; a GPU wants larger blocks than a CPU.
-BLOCK = {"cpu": 32, "cuda": 256}
-
-OnProgress = Callable[[float], object]  # of the number of images done
-
-
-class Predictor(nn.Module):
-    """Logits as `forward` returns them, and the posterior and class that follow from them."""
-
-    shape: Shape
-    class_names: tuple[str, ...]
-
-    def logits(self, images) -> Tensor:
-        """Logits of any number of images at `gamma2`: arrays or tensors, uint8 or [0, 1]."""
-        found = batched(self, self, as_batch(images, self.shape))
-        check_finite(found.logsumexp(-1))  # a class may have −∞: its prior may be zero
-        return found
-
-    def predict_log_proba(self, images) -> Tensor:
-        """log p(y|x)  (Eq. 11), calibrated as `predict_proba` is."""
-        return core.log_posterior(self.logits(images))
-
-    def predict_proba(self, images) -> Tensor:
-        """p(y|x)  (Eq. 11) at `gamma2`, calibrated on validation images if the model has seen any.
-
-        With the paper's γ², most probabilities are exactly 1: `model.at("paper").predict_proba(images)`.
-        From files: `model.predict_proba(gmmc.read_images(["photo.jpg"], model))`.
-        """
-        return self.predict_log_proba(images).exp()
-
-    def predict(self, images) -> Tensor:
-        """The most probable class, as an index into `class_names`."""
-        return self.logits(images).argmax(-1)
+DEFAULT_RULE = AbstainConfig()
 
 
 class Classifier(Predictor):
-    """φ and a head. Takes images as uint8 or [0, 1]; what it gives back follows from the logits alone."""
+    """A network φ and a head. Takes images as uint8 or [0, 1]; everything it returns follows from the logits.
 
-    def __init__(self, cfg: Config, shape: Shape, class_names: Sequence[str], priors: Tensor | None = None):
+    Parameters
+    ----------
+    backbone : torch.nn.Module
+        φ: images in [−1, 1], (N, channels, height, width) → features (N, d).
+    head : gmmc.networks.heads.Head
+        Features → energies of the classes, with their priors.
+    initial : UniformStart or GaussianStart, default=None
+        Initial images of chains. None: uniform noise.
+    shape : (channels, height, width)
+        Shape of an image; (n, 1, 1) for rows of n numbers.
+    class_names : sequence of str
+        Names of the classes, in the order of the head's.
+    abstain : AbstainConfig, default=AbstainConfig()
+        Score and share of accepted images by which `answer` abstains.
+    drawing : DrawingSettings, default=None
+        How to draw images. None: the model cannot draw.
+    no_drawing : str
+        Reason, for the error message of a model that cannot draw.
+    walks_to_means : bool, default=False
+        Whether training moved chains to class means: log p(x) is then no density outside their span.
+    resizes : bool, default=False
+        Whether `gmmc.read_images` crops and resizes images of another size.
+
+    Attributes
+    ----------
+    cfg : Config or None
+        The recipe that the model was built from, for files and results. The model itself never reads it:
+        `abstain` and `drawing` are in force.
+
+    Examples
+    --------
+    >>> import gmmc, torch
+    >>> from gmmc.networks.heads import MMCHead
+    >>> backbone = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16))
+    >>> head = MMCHead(3, dim=16, scale=10.0)
+    >>> model = gmmc.Classifier(backbone, head, shape=(1, 8, 8), class_names=["a", "b", "c"])
+    >>> model.predict_proba(torch.rand(2, 1, 8, 8)).shape
+    torch.Size([2, 3])
+    """
+
+    head: Head
+    start: UniformStart | GaussianStart
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: Head,
+        initial: UniformStart | GaussianStart | None = None,
+        *,
+        shape: Shape,
+        class_names: Sequence[str],
+        abstain: AbstainConfig = DEFAULT_RULE,
+        drawing: DrawingSettings | None = None,
+        no_drawing: str = "this model was built without drawing settings (drawing=None)",
+        walks_to_means: bool = False,
+        resizes: bool = False,
+    ):
         super().__init__()
-        check_model(cfg)
-        self.cfg = cfg
+        self.shape = shape
+        self.class_names = check_class_names(tuple(class_names), "class_names")
+        if len(head.priors) != len(self.class_names):
+            classes = len(self.class_names)
+            raise InputError(f"head must have {classes} classes, one per name, got {len(head.priors)}")
+        self.backbone, self.head = backbone, head
+        self.start = UniformStart(shape) if initial is None else initial  # "start." in the names of tensors
+        self.abstain, self.drawing, self.resizes = abstain, drawing, resizes
+        self._no_drawing, self.walks_to_means = no_drawing, walks_to_means
+        self.cfg: Config | None = None
         self.trained: dict[str, Any] = {}  # how, for the conditions of a result
         self.reference: Reference | None = None  # scores of validation images, for `answer`
         self.neighbours: Neighbours | None = None  # features of training images, for one of these scores
-        self.shape = shape
-        self.resizes = cfg.data.size > 0  # whether `read_images` crops and resizes unless asked not to
-        self.class_names = check_class_names(tuple(class_names), "class_names")
-        classes = len(self.class_names)
-        self.backbone = build_backbone(cfg.model, shape)
-        self.dim = feature_dim(self.backbone)
-        self.head = HEADS[cfg.model.head](classes, self.dim, cfg.model.scale, priors)
-        gaussian = cfg.buffer.start == "gaussian" and cfg.samples
-        rank, detail = cfg.buffer.rank, cfg.buffer.detail
-        self.start = GaussianStart(shape, classes, rank, detail) if gaussian else UniformStart(shape)
+
+    @property
+    def dim(self) -> int:
+        """Number of features."""
+        return self.head.dim
 
     @property
     def device(self) -> torch.device:
@@ -178,25 +202,24 @@ class Classifier(Predictor):
         that walk to a class mean do not. There log p(x) is taken inside the span of the means where the rest,
         which carries no class, makes up more than half of the energy of validation images.
         """
-        return self._resolved(self.cfg.abstain.score)
+        return self._resolved(self.abstain.score)
 
     def _resolved(self, score: str) -> str:
         if score != "auto":
             return score
-        walks_to_mean = self.cfg.samples and SAMPLERS[self.cfg.sampler.name].to_means
-        in_span = walks_to_mean and self._checked_reference().mostly_outside_span
+        in_span = self.walks_to_means and self._checked_reference().mostly_outside_span
         return "span_density" if in_span else "log_density"
 
     def answer(self, images, *, score: str | None = None, tpr: float | None = None) -> Answer:
         """Class and confidence at the fitted γ², and whether the image looks like those of the training.
 
         An image is accepted when its score is at least that which the share `tpr` of the validation images
-        reach; score and tpr are those of the recipe's [abstain] unless given. `gmmc.read_images` reads files
+        reach; score and tpr are those of `abstain` unless given. `gmmc.read_images` reads files
         and PIL images: `model.answer(gmmc.read_images(["photo.jpg"], model)).names`.
         """
         reference = self._checked_reference()
-        score = self._resolved(self.cfg.abstain.score if score is None else score)
-        tpr = self.cfg.abstain.tpr if tpr is None else tpr
+        score = self._resolved(self.abstain.score if score is None else score)
+        tpr = self.abstain.tpr if tpr is None else tpr
         threshold = reference.threshold(score, tpr)
         batch = as_batch(images, self.shape)
         network = self.tempered()
@@ -212,7 +235,7 @@ class Classifier(Predictor):
         names = [self.class_names[y] for y in labels]
         return Answer(labels, names, confidence, score, values, threshold, percentile, values >= threshold)
 
-    def at(self, gamma2: float | str) -> "FixedTemperature":
+    def at(self, gamma2: float | str) -> FixedTemperature:
         """Return the same weights with logits at another γ², as a module for other tools.
 
         `gamma2`: a number above 0; "paper", the estimate of the paper's formula; "unit", γ = 1, where the
@@ -220,7 +243,7 @@ class Classifier(Predictor):
         """
         if isinstance(gamma2, str):
             gamma2 = self._named_gamma2(gamma2)
-        return FixedTemperature(self, _checked_gamma2(gamma2))
+        return FixedTemperature(self, checked_gamma2(gamma2))
 
     def _named_gamma2(self, name: str) -> float:
         if name == "fitted":
@@ -245,20 +268,26 @@ class Classifier(Predictor):
     @property
     def can_sample(self) -> bool:
         """Whether training drew samples; chains of a model trained without any end in noise."""
-        return self.cfg.samples
+        return self.drawing is not None
 
     def check_can_sample(self) -> None:
         """Refuse a model that was trained without samples."""
-        if self.can_sample:
-            return
-        sampler = "" if self.head.means is not None else " and sampler.name=sgld, since it has no class means"
-        raise InputError(
-            f"cannot draw: this model was trained without samples (train.beta={self.cfg.train.beta:g}, "
-            f"generative.epochs={self.cfg.generative.epochs}); train one with both above 0{sampler}, "
-            "as the recipe digits does"
+        if not self.can_sample:
+            raise InputError(f"cannot draw: {self._no_drawing}")
+
+    def drawer(self) -> Drawer:
+        """Return an object that draws many images; prepared once, it serves any number of calls.
+
+        It draws by the weights that the model has at each call. Make another one for a model that was moved
+        to another device or whose `drawing` was changed.
+        """
+        self.check_can_sample()
+        assert self.drawing is not None
+        classes = len(self.class_names)
+        return Drawer(
+            self.backbone, self.head, self.start, self.drawing, self.shape, classes, device=self.device
         )
 
-    @torch.inference_mode(False)  # whatever mode the caller is in, the images are for any use
     def sample(
         self,
         n: int,
@@ -270,209 +299,14 @@ class Classifier(Predictor):
     ) -> Tensor:
         """n fresh chains → images in [0, 1]. Image i is the one of seed + i, whatever n is.
 
-        Without labels, y′ is drawn from the priors, see `sample_labels`. `on_progress` is called after every
+        Without labels, y′ is drawn from the priors, see `Drawer.labels`. `on_progress` is called after every
         step with the number of images done, a fraction within a block of chains.
         """
-        n, seed = int(n), int(seed)
-        if n < 0:
-            raise InputError(f"the number of samples must be at least 0, got {n}")
-        if seed < 0:
-            raise InputError(f"seed must be at least 0, got {seed}")
-        y = self.sample_labels(n, seed) if labels is None else self.label_tensor(labels, n)
-        images, done = [torch.empty(0, *self.shape, device=self.device)], 0
-        for block in self.sample_blocks(y, seed, steps=steps, on_progress=on_progress):
-            images.append(block)
-            done += len(block)
-            if on_progress:
-                on_progress(done)
-        return torch.cat(images)
-
-    def sample_blocks(
-        self,
-        labels: Sequence[int] | Tensor,
-        seed: int = 0,
-        *,
-        steps: int | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> Iterator[Tensor]:
-        """The images of `sample(len(labels), labels, seed)`, block by block as they are finished.
-
-        `on_progress` is called within each block, after every step but the last, with the images done so far.
-        A finished block is the caller's to report, once its images are kept.
-        """
-        self.check_can_sample()
-        y = self.label_tensor(labels, len(labels))
-        if seed < 0:
-            raise InputError(f"seed must be at least 0, got {seed}")
-        steps = self.cfg.sample.steps if steps is None else steps
-        if steps < 1:
-            raise InputError(f"steps must be at least 1, got {steps}")
-        return self._finished_blocks(y, seed, steps, on_progress)
-
-    # The sampler needs gradients, whatever mode the caller is in. On a generator these hold while it works,
-    # and not between blocks.
-    @torch.inference_mode(False)
-    @torch.enable_grad()
-    def _finished_blocks(
-        self, labels: Tensor, seed: int, steps: int, on_progress: OnProgress | None
-    ) -> Iterator[Tensor]:
-        gradient = self._gradient()
-        for first, count, padded in self._blocks(labels):
-            on_step = on_progress and _within_block(on_progress, first, count, steps)
-            images = self._chains(gradient, padded, seed + first, steps, on_step)[:count]
-            check_finite(images)
-            yield images
-
-    def sample_labels(self, n: int, seed: int = 0) -> Tensor:
-        """The classes that `sample(n, seed=seed)` draws from the priors."""
-        quantiles = SeededNoise.quantiles_of(range(seed, seed + n))
-        return core.labels_at(quantiles, self.head.priors.cpu())
-
-    @torch.inference_mode(False)
-    @torch.enable_grad()
-    def film(
-        self,
-        labels: Sequence[int] | Tensor,
-        seed: int = 0,
-        *,
-        frames: Sequence[int],
-        on_progress: OnProgress | None = None,
-    ) -> Tensor:
-        """The chains of `sample(len(labels), labels, seed)` after these numbers of steps: (frames, n, …)."""
-        self.check_can_sample()
-        if not frames or min(frames) < 0:
-            raise InputError(f"frames must be numbers of steps, at least 0, got {list(frames)}")
-        parts = []
-        gradient = self._gradient()
-        for first, count, padded in self._blocks(self.label_tensor(labels, len(labels))):
-            seen: dict[int, Tensor] = {}
-            report = on_progress and _within_block(on_progress, first, count, max(frames))
-
-            def keep(step: int, x: Tensor, seen: dict[int, Tensor] = seen, report=report) -> None:
-                if step in frames:
-                    seen[step] = to_unit(x.clamp(*BOX))
-                if report:
-                    report(step, x)
-
-            self._chains(gradient, padded, seed + first, max(frames), keep)
-            parts.append(torch.stack([seen[step] for step in frames])[:, :count])
-        return torch.cat(parts, 1)
-
-    def _blocks(self, labels: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-        """(place of the first, number, labels filled up to the size of a block) of each block of chains."""
-        size = BLOCK.get(self.device.type, 32)
-        for first in range(0, len(labels), size):
-            part = labels[first : first + size]
-            yield first, len(part), torch.cat([part, part[-1:].expand(size - len(part))])
-
-    def _gradient(self) -> Gradient:
-        return engine.new_gradient(self.backbone, self._sampling_engine, self.sampling_precision)
-
-    @property
-    def _sampling_engine(self) -> engine.Engine:
-        return engine.choose_for_samples(self.cfg.train.engine, self.device)
-
-    @property
-    def sampling_precision(self) -> str:
-        """Precision of fresh chains; `train.precision=auto` is resolved on the present device.
-
-        The plain sampler is always fp32.
-        """
-        if not self._sampling_engine.copy:
-            return "fp32"
-        return engine.resolve_precision(self.cfg.train.precision, self.device)
-
-    def _chains(
-        self,
-        gradient: Gradient,
-        labels: Tensor,
-        first_seed: int,
-        steps: int,
-        on_step: OnStep | None = None,
-    ) -> Tensor:
-        labels = labels.to(self.device)
-        noise = SeededNoise(range(first_seed, first_seed + len(labels)), self.device)
-        x = self.start(labels, noise)
-        if on_step:
-            on_step(0, x)
-        sampler = SAMPLERS[self.cfg.sampler.name]
-        chains = Chains.of(self.head, self.head.unit_energy, labels, noise)
-        x = sampler.move(gradient, x, chains, self.cfg.sampler, steps=steps, on_step=on_step or ignore)
-        return to_unit(x.clamp(*BOX))
+        return self.drawer().sample(n, labels, seed, steps=steps, on_progress=on_progress)
 
     def label_tensor(self, labels, count: int) -> Tensor:
         """`count` class indices as a checked tensor."""
-        try:
-            y = torch.as_tensor(labels if hasattr(labels, "__len__") else list(labels))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"labels must be a list of whole numbers: {error}") from None
-        if (y.is_floating_point() and y.numel()) or y.ndim != 1 or len(y) != count:
-            got = f"{y.dtype} of the shape {tuple(y.shape)}"
-            raise InputError(f"labels must be {count} whole numbers, one per image, got {got}")
-        classes = len(self.class_names)
-        if count and not (y.min() >= 0 and y.max() < classes):
-            raise InputError(f"labels must lie in 0..{classes - 1}, got {y.min().item()}..{y.max().item()}")
-        return y.long()
-
-
-def _within_block(on_progress: OnProgress, first: int, count: int, steps: int) -> OnStep:
-    """Report images done after each step of a block but the last.
-
-    It reads no chain, so that nothing waits for a GPU.
-    """
-
-    def on_step(step: int, x: Tensor) -> None:
-        if step < steps:
-            on_progress(first + count * step / steps)
-
-    return on_step
-
-
-def _checked_gamma2(gamma2: Any) -> float:
-    """Return a number, also of numpy or torch, as Python's; refuse anything else."""
-    try:
-        number = math.nan if isinstance(gamma2, bool) else float(gamma2)
-    except (TypeError, ValueError, RuntimeError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise InputError(f"gamma2 must be a finite number above 0 or a name, got {shortened(gamma2)}")
-    return number
-
-
-@dataclass(frozen=True)
-class FixedTempered(Tempered):
-    """A network with logits at a γ² of choice."""
-
-    given: float = 1.0
-
-    @property
-    def gamma2(self) -> float:
-        return self.given
-
-
-class FixedTemperature(Predictor):
-    """Images in [0, 1] → logits of a model at a γ² of choice."""
-
-    gamma2: Tensor
-
-    def __init__(self, model: Classifier, gamma2: float):
-        super().__init__()
-        self.model, self.given = model, gamma2
-        self.shape, self.class_names = model.shape, model.class_names
-        # A buffer: the same weights at another γ² are another network, also to who hashes its state.
-        self.register_buffer("gamma2", torch.tensor(gamma2, device=model.device))
-        self.training = model.training
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model.head.logits_at(self.model.features(images), self.gamma2)
-
-    def at(self, gamma2: float | str) -> "FixedTemperature":
-        """Return the same weights with logits at another γ²."""
-        return self.model.at(gamma2)
-
-    def tempered(self) -> Tempered:
-        """The model with γ² left open, and the γ² of choice as the one in use."""
-        return FixedTempered(**{**vars(self.model.tempered()), "module": self, "given": self.given})
+        return label_tensor(labels, count, len(self.class_names))
 
 
 def pick_device(name: str) -> torch.device:

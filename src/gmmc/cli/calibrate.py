@@ -28,7 +28,7 @@ def calibrate(
 
     model = calibrate_run(run, device, threads, score=score, tpr=tpr)
     assert model.reference is not None
-    score, tpr = model.abstains_by, model.cfg.abstain.tpr
+    score, tpr = model.abstains_by, model.abstain.tpr
     print_line(
         f"{run}: fitted gamma2 = {model.reference.gamma2:.4g} on {model.reference.images} validation images; "
         f"the model abstains by {score}, where the {names.SHORT_SCORES[score]} is below "

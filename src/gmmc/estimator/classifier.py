@@ -20,6 +20,7 @@ from gmmc.base.class_names import check_class_names
 from gmmc.base.text import shortened
 from gmmc.classifier import scores
 from gmmc.classifier.abstention import Reference
+from gmmc.classifier.build import recipe_of
 from gmmc.classifier.model import Classifier, pick_device
 from gmmc.config.schema import Config
 from gmmc.data.splits import Dataset, LabelledImages
@@ -309,7 +310,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         """
         check_is_fitted(self)
         if not self.model_.can_sample:
-            cfg = self.model_.cfg
+            cfg = recipe_of(self.model_)
             got = f"beta={cfg.train.beta:g} and generative.epochs={cfg.generative.epochs}"
             how = 'beta above 0 and settings={"generative.epochs": …}'
             raise InputError(f"sample needs an estimator fitted with samples, got {got}; fit with {how}")
@@ -323,8 +324,9 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         if asked is not None and len(asked) != n_samples:
             raise InputError(f"labels must be {n_samples}, one per sample, got {len(asked)}")
         n = int(n_samples)
-        y = self.model_.sample_labels(n, seed) if asked is None else torch.from_numpy(asked)
-        images = self.model_.to(pick_device(self.device)).sample(n, y, seed)
+        drawer = self.model_.to(pick_device(self.device)).drawer()
+        y = drawer.labels(n, seed) if asked is None else torch.from_numpy(asked)
+        images = drawer.sample(n, y, seed)
         return self._rows.from_unit(images), self.classes_[y.numpy()]
 
     # --- what comes in ---

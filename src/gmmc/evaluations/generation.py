@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gmmc.base import intervals
 from gmmc.base.progress import Progress
+from gmmc.classifier.drawing import Drawer
 from gmmc.classifier.model import Classifier
 from gmmc.config.sections import EvaluateConfig
 from gmmc.data.splits import Dataset
@@ -98,31 +99,32 @@ def evaluate(
 ) -> Result:
     """The run folder, if any, holds the replay buffer, and meanwhile the chains drawn so far."""
     check(model, data, cfg)
+    drawer = model.drawer()
     network = features.find(cfg.features, data, model.device)
     train, valid = training_features(network, data)
     test = look_at_test(network, data)
     buffer, missing = find_buffer(folder, model)
     work = folder.work("generation") if folder else None
-    fresh = draw(model, cfg.generated, cfg.seed, model.cfg.sample.steps, work)
+    fresh = draw(model, drawer, cfg.generated, cfg.seed, drawer.settings.steps, work)
     sets = {**candidates(network, model, fresh, buffer), "test": test}
     reference = Images(torch.cat([train, valid]))
     paper_reference = Images(torch.cat([train, valid, test.features]))
     scores = score_all(sets, reference, paper_reference, cfg.seed)
-    add_start(network, draw_start(model, cfg.generated, cfg.seed), reference, scores, cfg.seed)
+    add_start(network, draw_start(drawer, cfg.generated, cfg.seed), reference, scores, cfg.seed)
     found = compare(sets["fresh"].features, train, test.features)
-    curves = {"nearest": found.curve} | follow(network, model, cfg, sets["fresh"], reference, scores, work)
+    followed = follow(network, model, drawer, cfg, sets["fresh"], reference, scores, work)
     for name, value in found.values.items():
         scores.add(f"memorisation/{name}", value, found.interval if name == "closer_share" else None)
     return Result(
         values=scores.values,
         intervals=scores.ranges,
-        curves=curves,
+        curves={"nearest": found.curve} | followed,
         pictures=draw_pictures(fresh, buffer, found, data, cfg.seed),
         flags=[
             *([f"buffer and paper are not measured: {missing}"] if missing else []),
-            *doubts(scores.values, scores.ranges, scores.counts, network, model, data, buffer),
+            *doubts(scores.values, scores.ranges, scores.counts, network, model, drawer, data, buffer),
         ],
-        conditions=told(model, data, cfg, network, scores.counts, buffer),
+        conditions=told(model, drawer, data, cfg, network, scores.counts, buffer),
         unfinished=work,
     )
 
@@ -161,22 +163,23 @@ def can_sample(model: nn.Module) -> TypeGuard[Classifier]:
 # --- the images ---
 
 
-def labels_of(count: int, model: Classifier) -> Tensor:
-    return torch.arange(count) % len(model.class_names)
+def labels_of(count: int, classes: int) -> Tensor:
+    return torch.arange(count) % classes
 
 
-def draw(model: Classifier, count: int, seed: int, steps: int, work: Path | None) -> Tensor:
+def draw(model: Classifier, drawer: Drawer, count: int, seed: int, steps: int, work: Path | None) -> Tensor:
     """Fresh chains as uint8 images on the CPU; an interrupted evaluation goes on with those in `work`."""
     with Progress(f"sampling, {steps} steps", count) as bar:
         place = work / f"steps_{steps}" if work else None
-        return drawn(model, labels_of(count, model), seed, steps=steps, folder=place, on_progress=bar.update)
+        labels, report = labels_of(count, drawer.classes), bar.update
+        return drawn(model, labels, seed, steps=steps, folder=place, on_progress=report, drawer=drawer)
 
 
-def draw_start(model: Classifier, count: int, seed: int) -> Tensor:
+def draw_start(drawer: Drawer, count: int, seed: int) -> Tensor:
     """x′_0 of the same labels and seeds as `draw`, as uint8 images on the CPU."""
-    labels = labels_of(count, model)
+    labels = labels_of(count, drawer.classes)
     parts = [
-        to_uint8(model.film(part, seed + i * STARTS_AT_ONCE, frames=[0])[0]).cpu()
+        to_uint8(drawer.film(part, seed + i * STARTS_AT_ONCE, frames=[0])[0]).cpu()
         for i, part in enumerate(labels.split(STARTS_AT_ONCE))
     ]
     return torch.cat(parts)
@@ -253,6 +256,7 @@ def add_overlap(scores: Scores, protocol: str, images: Images, reference: Images
 def follow(
     network: FeatureNetwork,
     model: Classifier,
+    drawer: Drawer,
     cfg: EvaluateConfig,
     fresh: Images,
     reference: Images,
@@ -265,10 +269,10 @@ def follow(
     if not counts or not number:
         return {}
     for steps in counts:
-        if steps == model.cfg.sample.steps:
+        if steps == drawer.settings.steps:
             images = fresh[torch.arange(number)]
         else:
-            drawn_now = draw(model, number, cfg.seed, steps, work)
+            drawn_now = draw(model, drawer, number, cfg.seed, steps, work)
             images = Images(network.features(drawn_now, f"samples of {steps} steps"))
         scores.counts[f"steps_{steps}"] = number
         add_distances(scores, f"steps_{steps}", images, reference, cfg.seed)
@@ -293,6 +297,7 @@ def draw_pictures(
 
 def told(
     model: Classifier,
+    drawer: Drawer,
     data: Dataset,
     cfg: EvaluateConfig,
     network: FeatureNetwork,
@@ -308,7 +313,7 @@ def told(
         "reference": reference,
         **told_of_features(network),
         "selection": {name: SELECTION[name] for name in SELECTION if name in counts} | followed,
-        **told_of_chains(model, cfg),
+        **told_of_chains(drawer, cfg),
         "kid": KID_PROTOCOL,
         "overlap": f"{PRECISION_NEIGHBOURS} neighbours (precision, recall), {DENSITY_NEIGHBOURS} (density, "
         f"coverage), at most {OVERLAP_IMAGES:,} images of each set",
@@ -332,14 +337,15 @@ def told_of_features(network: FeatureNetwork) -> dict[str, Any]:
     return {"features": network.name, "features_precision": "float32 without TF32", "pixels": "uint8"}
 
 
-def told_of_chains(model: Classifier, cfg: EvaluateConfig) -> dict[str, Any]:
+def told_of_chains(drawer: Drawer, cfg: EvaluateConfig) -> dict[str, Any]:
+    sampler = drawer.settings.sampler
     return {
-        "steps": model.cfg.sample.steps,
+        "steps": drawer.settings.steps,
         "seeds": f"{cfg.seed}..{cfg.seed + cfg.generated - 1}",
-        "start": f"{model.start.name}, not the buffer",
-        "labels": f"0..{len(model.class_names) - 1} in turn",
-        "sampler": model.cfg.sampler.name,
-        "sampler_precision": model.sampling_precision,
-        "alpha": model.cfg.sampler.alpha,
-        "max_step": model.cfg.sampler.max_step or "no limit",
+        "start": f"{drawer.initial.name}, not the buffer",
+        "labels": f"0..{drawer.classes - 1} in turn",
+        "sampler": sampler.name,
+        "sampler_precision": drawer.precision,
+        "alpha": sampler.alpha,
+        "max_step": sampler.max_step or "no limit",
     }

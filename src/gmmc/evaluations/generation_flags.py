@@ -2,6 +2,7 @@
 
 import itertools
 
+from gmmc.classifier.drawing import Drawer
 from gmmc.classifier.model import Classifier
 from gmmc.data.splits import Dataset
 from gmmc.evaluations.buffer_images import Buffer
@@ -22,6 +23,7 @@ def doubts(
     counts: dict[str, int],
     network: FeatureNetwork,
     model: Classifier,
+    drawer: Drawer,
     data: Dataset,
     buffer: Buffer | None,
 ) -> list[str]:
@@ -36,11 +38,11 @@ def doubts(
             f"among {len(data.train):,} of them only"
         )
     flags += doubts_of_counts(counts, network.dim)
-    flags += doubts_of_chains(values, ranges, model.cfg.sample.steps)
+    flags += doubts_of_chains(values, ranges, drawer.settings.steps)
     if buffer:
         flags += doubts_of_buffer(buffer, model.trained.get("updates"))
-    if model.sampling_precision != "fp32":
-        flags.append(f"the chains were drawn in {model.sampling_precision}")
+    if drawer.precision != "fp32":
+        flags.append(f"the chains were drawn in {drawer.precision}")
     return flags + doubts_of_memorisation(values, ranges, len(data.test))
 
 

@@ -86,7 +86,7 @@ def acceptance(model: nn.Module) -> dict[str, Any]:
     """By which score, and below which value of it, the model as it is stored gives no answer."""
     if not isinstance(model, Classifier) or model.reference is None:
         return {}
-    score, tpr = model.abstains_by, model.cfg.abstain.tpr
+    score, tpr = model.abstains_by, model.abstain.tpr
     if score not in model.reference.scores:  # an older file
         return {}
     return {"score": score, "tpr": tpr, "below": model.reference.threshold(score, tpr)}

@@ -36,7 +36,7 @@ def calibrate_run(
     folder.RunFolder(run).recipe()  # a damaged one is refused before the work
     model = load_model(run, device, count)
     changes = {key: value for key, value in (("score", score), ("tpr", tpr)) if value is not None}
-    model.cfg = dataclasses.replace(model.cfg, abstain=dataclasses.replace(model.cfg.abstain, **changes))
+    model.abstain = dataclasses.replace(model.abstain, **changes)
     data = load_data(model, run)
     if not len(data.valid):
         raise InputError(f"{run} has no validation images to calibrate by (data.valid)")

@@ -11,6 +11,7 @@ from torch import nn
 
 from gmmc import __version__
 from gmmc.base import provenance
+from gmmc.classifier.build import recipe_of
 from gmmc.classifier.model import Classifier
 
 
@@ -58,5 +59,7 @@ def conditions(model: nn.Module, **protocol: Any) -> dict[str, Any]:
     }
     if not isinstance(model, Classifier):
         return measured
-    settings = dataclasses.asdict(model.cfg)
-    return {**measured, "trained": dict(model.trained), "settings": settings}
+    measured["trained"] = dict(model.trained)
+    if model.cfg is not None:
+        measured["settings"] = dataclasses.asdict(recipe_of(model))
+    return measured

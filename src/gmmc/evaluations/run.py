@@ -8,6 +8,7 @@ from pathlib import Path
 from gmmc.base.inputs import kind_of
 from gmmc.base.limits import LONG_SHOWN
 from gmmc.base.text import print_line, shortened
+from gmmc.classifier.build import recipe_of
 from gmmc.errors import InputError
 from gmmc.evaluations.evaluate import keep, one_by_one
 from gmmc.evaluations.registry import choose
@@ -54,7 +55,8 @@ def evaluate_run(
         if changes.get(option) is not None and not {*takers} & {*(names or choose(model, []))}:
             wanted = " or ".join(f"`gmmc evaluate RUN {name}`" for name in takers)
             raise InputError(f"--{option} is for {wanted}, got {', '.join(names) or 'no name'}")
-    cfg = dataclasses.replace(model.cfg.evaluate, **{k: v for k, v in changes.items() if v is not None})
+    given = {key: value for key, value in changes.items() if value is not None}
+    cfg = dataclasses.replace(recipe_of(model).evaluate, **given)
     if not names and not model.can_sample:
         print_line("samples is left out: this model was trained without samples", file=sys.stderr)
     data = load_data(model, run)

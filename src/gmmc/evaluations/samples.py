@@ -15,6 +15,7 @@ from torch import Tensor
 from gmmc.base import intervals
 from gmmc.base.progress import Progress
 from gmmc.base.seeds import generator
+from gmmc.classifier.drawing import Drawer
 from gmmc.classifier.model import Classifier
 from gmmc.config.sections import EvaluateConfig
 from gmmc.data.splits import Dataset, LabelledImages
@@ -33,8 +34,9 @@ def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
     if cfg.samples < 2 * classes:
         raise InputError(f"samples must be at least 2 per class, {2 * classes}, got {cfg.samples}")
     labels = torch.arange(cfg.samples) % classes
+    drawer = model.drawer()
     with Progress("sampling", cfg.samples) as bar:
-        images = model.sample(cfg.samples, labels, cfg.seed, on_progress=bar.update).cpu()
+        images = drawer.sample(cfg.samples, labels, cfg.seed, on_progress=bar.update).cpu()
     generated = LabelledImages(to_uint8(images), labels)
 
     real = judge_images(data.train, classes, cfg.seed)
@@ -59,7 +61,7 @@ def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
         curves={
             "svc_agreement_per_class": [agrees[labels == y].double().mean().item() for y in range(classes)]
         },
-        pictures=draw_pictures(model, images, labels, cfg.seed),
+        pictures=draw_pictures(model, drawer, images, labels, cfg.seed),
         flags=doubts(values),
         conditions=conditions(
             model,
@@ -67,26 +69,28 @@ def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
             selection="none",
             start=f"{model.start.name}, not the buffer",
             seeds=f"{cfg.seed}..{cfg.seed + cfg.samples - 1}",
-            steps=model.cfg.sample.steps,
-            sampler=model.cfg.sampler.name,
-            sampler_precision=model.sampling_precision,
-            alpha=model.cfg.sampler.alpha,
+            steps=drawer.settings.steps,
+            sampler=drawer.settings.sampler.name,
+            sampler_precision=drawer.precision,
+            alpha=drawer.settings.sampler.alpha,
             judge=f"SVC (RBF) on {len(real)} real training images, pixels",
         ),
     )
 
 
-def draw_pictures(model: Classifier, images: Tensor, labels: Tensor, seed: int) -> dict[str, Image]:
+def draw_pictures(
+    model: Classifier, drawer: Drawer, images: Tensor, labels: Tensor, seed: int
+) -> dict[str, Image]:
     """Class by class, unsorted and by distance to the class centre; classes as they come; chains at work."""
     names, classes = model.class_names, len(model.class_names)
     columns = min(GRID_COLUMNS, len(images) // classes)
     energies = model.energy(images, labels).cpu()
-    frames = film_frames(model.cfg.sample.steps)
+    frames = film_frames(drawer.settings.steps)
     shown = torch.arange(min(classes, FILM_CHAINS))
     count = GRID_COLUMNS**2
     with Progress("sampling pictures", count + len(shown)) as bar:
-        drawn = model.sample(count, seed=seed, on_progress=bar.update).cpu()
-        film = model.film(shown, seed, frames=frames, on_progress=lambda done: bar.update(count + done)).cpu()
+        drawn = drawer.sample(count, seed=seed, on_progress=bar.update).cpu()
+        film = drawer.film(shown, seed, frames=frames, on_progress=lambda done: bar.update(count + done))
         bar.update(count + len(shown))
     shown_names = [names[y] for y in shown]
     return {
@@ -95,7 +99,7 @@ def draw_pictures(model: Classifier, images: Tensor, labels: Tensor, seed: int) 
         "samples/nearest.png": grid(lowest(images, energies, labels, columns), columns, names),
         "samples/farthest.png": grid(lowest(images, -energies, labels, columns), columns, names),
         "samples/film.png": grid(
-            film.transpose(0, 1).flatten(0, 1), len(frames), shown_names, [str(step) for step in frames]
+            film.cpu().transpose(0, 1).flatten(0, 1), len(frames), shown_names, [str(step) for step in frames]
         ),
     }
 

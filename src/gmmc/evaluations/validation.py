@@ -13,6 +13,7 @@ from torch import nn
 
 from gmmc.base import intervals
 from gmmc.base.progress import Progress
+from gmmc.classifier.drawing import Drawer
 from gmmc.classifier.model import Classifier
 from gmmc.config.sections import EvaluateConfig
 from gmmc.data.splits import Dataset, LabelledImages
@@ -63,14 +64,15 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFo
     add_accuracy(scores, model, data.valid)
     work = folder.work("validation") if folder else None
     buffer, missing = find_buffer(folder, model)
-    sets = generated_sets(model, cfg, buffer, work)
+    drawer = model.drawer()
+    sets = generated_sets(model, drawer, cfg, buffer, work)
     score(scores, sets, network, data, cfg.seed)
     return Result(
         values=scores.values,
         intervals=scores.ranges,
         pictures={f"validation/{name}.png": by_class(images, model) for name, images in sets.items()},
-        flags=doubts(scores, network, model, buffer, missing),
-        conditions=conditions(model, **told, **told_of_samples(model, data, cfg, network, sets, buffer)),
+        flags=doubts(scores, network, model, drawer, buffer, missing),
+        conditions=conditions(model, **told, **told_of_samples(drawer, data, cfg, network, sets, buffer)),
         unfinished=work,
     )
 
@@ -84,11 +86,11 @@ def add_accuracy(scores: Scores, model: nn.Module, valid: LabelledImages) -> Non
 
 
 def generated_sets(
-    model: Classifier, cfg: EvaluateConfig, buffer: Buffer | None, work: Path | None
+    model: Classifier, drawer: Drawer, cfg: EvaluateConfig, buffer: Buffer | None, work: Path | None
 ) -> dict[str, LabelledImages]:
     """Fresh chains and, if there is one, no more of the buffer: FID depends on the number of images."""
-    fresh = draw(model, cfg.generated, cfg.seed, model.cfg.sample.steps, work)
-    sets = {"fresh": LabelledImages(fresh, labels_of(len(fresh), model))}
+    fresh = draw(model, drawer, cfg.generated, cfg.seed, drawer.settings.steps, work)
+    sets = {"fresh": LabelledImages(fresh, labels_of(len(fresh), drawer.classes))}
     if buffer:
         slots = evenly(len(buffer), cfg.generated)
         sets["buffer"] = LabelledImages(buffer.images[slots], buffer.labels[slots])
@@ -119,17 +121,22 @@ def by_class(part: LabelledImages, model: Classifier) -> Image:
 
 
 def doubts(
-    scores: Scores, network: FeatureNetwork, model: Classifier, buffer: Buffer | None, missing: str
+    scores: Scores,
+    network: FeatureNetwork,
+    model: Classifier,
+    drawer: Drawer,
+    buffer: Buffer | None,
+    missing: str,
 ) -> list[str]:
     """Of what matters in a choice between runs; whether others' FIDs compare does not."""
     flags = [f"buffer is not measured: {missing}"] if missing else []
     flags += doubts_of_counts(scores.counts, network.dim)
-    flags += doubts_of_chains(scores.values, scores.ranges, model.cfg.sample.steps)
+    flags += doubts_of_chains(scores.values, scores.ranges, drawer.settings.steps)
     return flags + (doubts_of_buffer(buffer, model.trained.get("updates")) if buffer else [])
 
 
 def told_of_samples(
-    model: Classifier,
+    drawer: Drawer,
     data: Dataset,
     cfg: EvaluateConfig,
     network: FeatureNetwork,
@@ -145,7 +152,7 @@ def told_of_samples(
         "reference": reference_of(data),
         **told_of_features(network),
         "selection": selection,
-        **told_of_chains(model, cfg),
+        **told_of_chains(drawer, cfg),
         "kid": KID_PROTOCOL,
         "intervals": "95%; KID: jackknife; accuracy: Wilson; none for FID",
         "seed": cfg.seed,

@@ -10,6 +10,7 @@ from typing import Any
 
 from gmmc.base.tables import MISSING, Cell, Line, Table, as_markdown
 from gmmc.base.text import printable, shortened
+from gmmc.classifier.build import recipe_of
 from gmmc.classifier.model import Classifier
 from gmmc.config.schema import Config
 from gmmc.data.named import NAMED
@@ -96,9 +97,10 @@ def about(model: Classifier) -> str:
     colours = {1: "grey images", 3: "colour images"}.get(channels, f"images of {channels} channels")
     inputs = f"vectors of {channels} numbers" if is_vector(model.shape) else f"{colours} of {height}×{width}"
     classes = f"{len(model.class_names)} classes ({', '.join(map(escaped, model.class_names))})"
+    network = recipe_of(model).model
     fitted = f"{plain(model.reference.gamma2)}, fitted on validation images; " if model.reference else ""
     return (
-        f"A classifier made with gmmc: `{model.cfg.model.backbone}` with the head `{model.cfg.model.head}`, "
+        f"A classifier made with gmmc: `{network.backbone}` with the head `{network.head}`, "
         f"{count} parameters, {inputs}, {classes}. γ²: {fitted}{plain(model.head.gamma2.item())} as trained."
     )
 

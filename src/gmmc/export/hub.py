@@ -14,6 +14,7 @@ from gmmc.base.inputs import parse_json, read_bytes
 from gmmc.base.limits import LONG_SHOWN
 from gmmc.base.outputs import check_replaceable, check_writable, has_mark, removed_on_failure
 from gmmc.base.text import printable, shortened
+from gmmc.classifier.build import recipe_of
 from gmmc.classifier.model import Classifier
 from gmmc.config import recipes
 from gmmc.errors import InputError
@@ -55,7 +56,7 @@ def save_pretrained(
     _check_place(folder)
     model = source if isinstance(source, Classifier) else model_file.load(source)
     told = card.read(
-        None if isinstance(source, Classifier) else _folder_of(source), folder, model.cfg, results
+        None if isinstance(source, Classifier) else _folder_of(source), folder, recipe_of(model), results
     )
     with removed_on_failure(folder):
         _write(model, told, folder, licence)
@@ -109,11 +110,11 @@ def from_pretrained(source: str | Path, *, device: str = "cpu", revision: str | 
 
 def described(model: Classifier) -> dict[str, Any]:
     """What can be known of a model without its weights; the recipe is whole."""
-    reference, abstain = model.reference, model.cfg.abstain
+    recipe, reference, abstain = recipe_of(model), model.reference, model.abstain
     facts: dict[str, Any] = {
         MARK: __version__,
-        "backbone": model.cfg.model.backbone,
-        "head": model.cfg.model.head,
+        "backbone": recipe.model.backbone,
+        "head": recipe.model.head,
         "dim": model.dim,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "shape": list(model.shape),
@@ -125,7 +126,7 @@ def described(model: Classifier) -> dict[str, Any]:
     if reference and model.abstains_by in reference.scores:  # an older file may lack it
         threshold = reference.threshold(model.abstains_by, abstain.tpr)
         facts |= {"score": model.abstains_by, "tpr": abstain.tpr, "threshold": threshold}
-    return facts | {"recipe": json.loads(json.dumps(dataclasses.asdict(model.cfg)))}
+    return facts | {"recipe": json.loads(json.dumps(dataclasses.asdict(recipe)))}
 
 
 def _check_description(file: Path, model: Classifier) -> None:

@@ -141,7 +141,7 @@ def to_onnx(model: Classifier, path: str | Path, *, opset: int | None = None) ->
 
 def metadata(model: Classifier) -> dict[str, str]:
     """What is not in the weights: JSON where it is a list; without scores of images no threshold."""
-    stored, reference, tpr = model.head.gamma2.item(), model.reference, model.cfg.abstain.tpr
+    stored, reference, tpr = model.head.gamma2.item(), model.reference, model.abstain.tpr
     facts = {
         MARK: __version__,
         "class_names": json.dumps(model.class_names, ensure_ascii=False),

@@ -23,13 +23,13 @@ def draw(
     With class names, the images go through them in turn; without, classes are drawn from the priors.
     """
     check_images(model)
-    model.check_can_sample()
+    drawer = model.drawer()  # refuses a model that cannot draw
     in_file = is_image_file(out)
     if class_names:
         chosen = torch.tensor([class_index(model, name) for name in class_names])
         labels = chosen[torch.arange(number) % len(chosen)]
     else:
-        labels = model.sample_labels(number, seed)
+        labels = drawer.labels(number, seed)
     check_writable(out.parent if in_file else out, "--out")
     to_place = generate.to_file if in_file else generate.to_folder
     with Progress("sampling", number) as bar:

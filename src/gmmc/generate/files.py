@@ -17,7 +17,8 @@ from gmmc.base.inputs import open_regular
 from gmmc.base.outputs import check_within, remove_parts
 from gmmc.base.progress import Progress
 from gmmc.base.text import printable
-from gmmc.classifier.model import Classifier, OnProgress
+from gmmc.classifier.drawing import OnProgress
+from gmmc.classifier.model import Classifier
 from gmmc.errors import InputError
 from gmmc.generate.folder import file_name
 from gmmc.generate.parts import drawn_in, fingerprint, silent

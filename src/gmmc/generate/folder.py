@@ -14,7 +14,8 @@ from gmmc.base.atomic import naming, write_atomic
 from gmmc.base.inputs import parse_json
 from gmmc.base.open_image import opened, pillow_rules
 from gmmc.base.outputs import PNG_MARK, check_replaceable, has_mark
-from gmmc.classifier.model import Classifier, OnProgress
+from gmmc.classifier.drawing import OnProgress
+from gmmc.classifier.model import Classifier
 from gmmc.data.files import read_image
 from gmmc.errors import InputError
 from gmmc.generate.parts import fingerprint, held, silent
@@ -41,7 +42,8 @@ def to_folder(
     leave, and the grid.png of an older gmmc, recognised by its frame.
     The class of each image is below it in grid.png.
     """
-    model.sample_blocks(labels, seed, steps=steps)  # refuses what cannot be drawn before anything is touched
+    drawer = model.drawer()
+    drawer.blocks(labels, seed, steps=steps)  # refuses what cannot be drawn before anything is touched
     made_by = fingerprint(model, steps)
     report = on_progress or silent
 
@@ -61,7 +63,7 @@ def to_folder(
         report(done)
         for stretch in _stretches(missing):
             i = stretch.start
-            blocks = model.sample_blocks(
+            blocks = drawer.blocks(
                 labels[i : stretch.stop],
                 seed + i,
                 steps=steps,

@@ -14,7 +14,9 @@ from torch import Tensor
 from gmmc.base.atomic import leftovers, write_atomic
 from gmmc.base.outputs import PARTS, removed_on_failure
 from gmmc.base.tensorfile import Damaged, pack, unpack
-from gmmc.classifier.model import Classifier, OnProgress
+from gmmc.classifier.build import recipe_of
+from gmmc.classifier.drawing import Drawer, OnProgress
+from gmmc.classifier.model import Classifier
 from gmmc.errors import InputError
 from gmmc.pixels import Shape, to_uint8
 
@@ -24,14 +26,15 @@ PART_SECONDS = 3.0  # of work in a part: what a kill may cost
 
 def fingerprint(model: Classifier, steps: int | None = None) -> str:
     """A hash of all that decides what a label and a seed look like: weights, sampler, steps, precision."""
+    drawer = model.drawer()
     settings = {
         "shape": model.shape,
-        "model": asdict(model.cfg.model),
-        "sampler": asdict(model.cfg.sampler),
+        "model": asdict(recipe_of(model).model),
+        "sampler": asdict(drawer.settings.sampler),
         "start": model.start.name,
-        "steps": model.cfg.sample.steps if steps is None else steps,
+        "steps": drawer.settings.steps if steps is None else steps,
         "device": model.device.type,
-        "precision": model.sampling_precision,
+        "precision": drawer.precision,
     }
     return pack(model.state_dict(), settings)[1]
 
@@ -44,19 +47,21 @@ def drawn(
     steps: int | None = None,
     folder: Path | None = None,
     on_progress: OnProgress | None = None,
+    drawer: Drawer | None = None,
 ) -> Tensor:
     """uint8 images on the CPU, one per label; image i is that of seed + i.
 
     With a folder, finished parts are kept there, a few seconds of work each. A later call for the same images
     takes them and goes on, to the same bits (on a CPU, with as many threads); parts of anything else are
-    deleted.
+    deleted. `drawer`: that of the model, for a caller with several draws.
     """
+    drawer = drawer or model.drawer()
     y = model.label_tensor(labels, len(labels))
     report = on_progress or silent
     if folder is not None:
-        return drawn_in(folder, model, y, seed, steps, report)[0]
+        return drawn_in(folder, model, y, seed, steps, report, drawer)[0]
     return torch.cat(
-        [torch.empty(0, *model.shape, dtype=torch.uint8), *_rest(model, y, seed, steps, 0, report)]
+        [torch.empty(0, *model.shape, dtype=torch.uint8), *_rest(drawer, y, seed, steps, 0, report)]
     )
 
 
@@ -65,17 +70,24 @@ def silent(done: float) -> None:
 
 
 def drawn_in(
-    folder: Path, model: Classifier, labels: Tensor, seed: int, steps: int | None, report: OnProgress
+    folder: Path,
+    model: Classifier,
+    labels: Tensor,
+    seed: int,
+    steps: int | None,
+    report: OnProgress,
+    drawer: Drawer | None = None,
 ) -> tuple[Tensor, int]:
     """(all images, how many of them were in the folder)."""
-    model.sample_blocks(labels, seed, steps=steps)  # refuses what cannot be drawn before anything is touched
+    drawer = drawer or model.drawer()
+    drawer.blocks(labels, seed, steps=steps)  # refuses what cannot be drawn before anything is touched
     made_by = fingerprint(model, steps)
     images = [torch.empty(0, *model.shape, dtype=torch.uint8)]
     with held(folder):
         images += _kept_parts(folder, made_by, labels, seed, model.shape)
         there = done = sum(map(len, images))
         report(done)
-        for part in _in_parts(_rest(model, labels, seed, steps, done, report)):
+        for part in _in_parts(_rest(drawer, labels, seed, steps, done, report)):
             info = {"made_by": made_by, "seed": seed + done}
             content, _ = pack({"images": part, "labels": labels[done : done + len(part)]}, info)
             write_atomic(_part_path(folder, seed + done), content)
@@ -85,11 +97,11 @@ def drawn_in(
 
 
 def _rest(
-    model: Classifier, labels: Tensor, seed: int, steps: int | None, done: int, report: OnProgress
+    drawer: Drawer, labels: Tensor, seed: int, steps: int | None, done: int, report: OnProgress
 ) -> Iterator[Tensor]:
     """The images after the first `done`, block by block."""
     before = done
-    blocks = model.sample_blocks(
+    blocks = drawer.blocks(
         labels[done:], seed + done, steps=steps, on_progress=lambda images: report(before + images)
     )
     for block in blocks:

@@ -26,6 +26,11 @@ class Head(nn.Module, ABC):
         self.register_buffer("priors", uniform if priors is None else priors.float())
         self.register_buffer("gamma2", torch.ones(()))
 
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """Number of features that it takes."""
+
     @abstractmethod
     def unit_energies(self, features: Tensor) -> Tensor:
         """(B, d) → (B, C): what training descends; γ² has no part in it."""
@@ -54,6 +59,10 @@ class MeansHead(Head):
     """E(x, y) = ½‖φ − μ_y‖²  (Eq. 4)."""
 
     means: Tensor
+
+    @property
+    def dim(self) -> int:
+        return self.means.shape[-1]
 
     def unit_energies(self, features: Tensor) -> Tensor:
         return core.unit_energies(features, self.means)
@@ -93,6 +102,10 @@ class LinearHead(Head):
     def __init__(self, classes: int, dim: int, scale: float, priors: Tensor | None = None):
         super().__init__(classes, dim, scale, priors)
         self.linear = nn.Linear(dim, classes)
+
+    @property
+    def dim(self) -> int:
+        return self.linear.in_features
 
     def unit_energies(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):  # energies stay in full precision

@@ -2,6 +2,7 @@
 
 import torch
 
+from gmmc.classifier.build import recipe_of
 from gmmc.classifier.model import Classifier
 from gmmc.networks import threads
 from gmmc.runs import model_file
@@ -13,5 +14,5 @@ def load_model(run: str, device: str, count: int | None = None) -> Classifier:
     None: as many as its recipe sets or its size suggests.
     """
     model = model_file.load(run, device)
-    torch.set_num_threads(count or threads.choose(model.cfg, model.shape, model.device))
+    torch.set_num_threads(count or threads.choose(recipe_of(model), model.shape, model.device))
     return model

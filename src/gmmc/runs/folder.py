@@ -132,7 +132,7 @@ class RunFolder(ResumeStates):
     def replace_model(self, model: Classifier) -> None:
         """Store a model whose thresholds were fitted again, and flag what the former ones accepted."""
         # The recipe's own: a rollback may have lowered the model's sampler.alpha.
-        changed = recipes.to_toml(dataclasses.replace(self.recipe(), abstain=model.cfg.abstain))
+        changed = recipes.to_toml(dataclasses.replace(self.recipe(), abstain=model.abstain))
         try:
             save_model(self.path / MODEL, model)
             self._write_config(changed.encode())

@@ -12,6 +12,7 @@ from gmmc.base.limits import LONG_SHOWN, MODEL_BYTES
 from gmmc.base.progress import Progress
 from gmmc.base.tensorfile import Damaged, pack, unpack
 from gmmc.base.text import shortened
+from gmmc.classifier.build import recipe_of
 from gmmc.classifier.model import Classifier, pick_device
 from gmmc.config import recipes
 from gmmc.errors import InputError
@@ -25,7 +26,7 @@ def save_model(path: Path, model: Classifier) -> None:
     info = {
         "gmmc": __version__,
         "trained": model.trained,
-        "config": recipes.to_toml(model.cfg),
+        "config": recipes.to_toml(recipe_of(model)),
         "shape": model.shape,
         "class_names": model.class_names,
         DENSITY_GAMMA2: 1.0,
@@ -36,7 +37,7 @@ def save_model(path: Path, model: Classifier) -> None:
 def stored_weights(model: Classifier) -> dict[str, Tensor]:
     """The state of the model as its recipe wants it stored; the head is small and stays as it is."""
     state = model.state_dict()
-    if model.cfg.train.weights == "fp32":
+    if recipe_of(model).train.weights == "fp32":
         return state
     large = [name for name in state if not name.startswith("head.") and state[name].is_floating_point()]
     return state | {name: state[name].bfloat16() for name in large}
@@ -47,7 +48,7 @@ def _reference_tensors(model: Classifier) -> dict[str, Tensor]:
     tensors = {} if model.neighbours is None else {NEIGHBOURS: model.neighbours.features}
     if model.reference is None:
         return tensors
-    dtype = torch.float64 if model.cfg.train.weights == "fp32" else torch.float32
+    dtype = torch.float64 if recipe_of(model).train.weights == "fp32" else torch.float32
     scores = {f"{REFERENCE}{name}": values.to(dtype) for name, values in model.reference.scores.items()}
     gamma2 = torch.tensor(model.reference.gamma2, dtype=torch.float64)
     return tensors | {f"{REFERENCE}gamma2": gamma2, **scores}

@@ -16,6 +16,7 @@ from gmmc.base.inputs import parse_toml
 from gmmc.base.limits import IMAGE_SIDE, ROW_NUMBERS
 from gmmc.base.text import printable, shortened
 from gmmc.classifier.abstention import Neighbours, Reference
+from gmmc.classifier.build import build
 from gmmc.classifier.model import Classifier
 from gmmc.classifier.scores import SCORES
 from gmmc.config import recipes
@@ -55,7 +56,7 @@ def restore(tensors: dict[str, Tensor], info: Any) -> tuple[Classifier, tuple[st
     reference = _take_reference(tensors, header.density_gamma2)
     neighbours = _take_neighbours(tensors)
     with torch.device("meta"):  # shapes without memory
-        model = Classifier(header.cfg, header.shape, header.class_names)
+        model = build(header.cfg, header.shape, header.class_names)
     expected = model.state_dict()
     _check_tensors(tensors, expected)
     # Copied: tensors that share the bytes of a file need not be aligned.

@@ -151,6 +151,6 @@ class Algorithm(ABC):
         """Lines for people before the first update."""
         yield from ()
 
-    def finished_recipe(self, pace: Mapping[str, float]) -> Config:
-        """The recipe as the finished model keeps it."""
-        return self.cfg
+    def finish(self, model: Classifier, pace: Mapping[str, float]) -> None:
+        """Set what the finished model keeps of the training."""
+        return

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gmmc.classifier.model import Classifier
 from gmmc.config.schema import Config
 from gmmc.config.sections import AugmentConfig, SamplerConfig
 from gmmc.data.splits import Dataset
@@ -235,6 +236,6 @@ class Contrastive(Algorithm):
         unopposed = self.objective.contrasts and health.anchored(cfg) and cfg.objective.anchor_on == "class"
         return cfg.samples and unopposed and cfg.generative.cutout > cfg.contrast.cutout
 
-    def finished_recipe(self, pace: Mapping[str, float]) -> Config:
-        """Chains of the finished model are to move as those it was trained with."""
-        return dataclasses.replace(self.cfg, sampler=self._paced(pace["alpha"]))
+    def finish(self, model: Classifier, pace: Mapping[str, float]) -> None:
+        if model.drawing:  # its chains are to move as those it was trained with
+            model.drawing = dataclasses.replace(model.drawing, sampler=self._paced(pace["alpha"]))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from gmmc.base.tensorfile import pack
+from gmmc.classifier.build import recipe_of
 from gmmc.classifier.model import Classifier
 from gmmc.config import recipes, schema
 from gmmc.config.schema import Config
@@ -40,7 +41,7 @@ def begin(cfg: Config, data: Dataset) -> Beginning:
         cfg = with_start(cfg, name)
     start = load_start(cfg, data)
     if start is not None and is_transfer(start, data):
-        return Beginning(transferred(cfg, start.cfg.model), start, note)
+        return Beginning(transferred(cfg, recipe_of(start).model), start, note)
     return Beginning(without_transfer(cfg), start, note)
 
 
@@ -158,7 +159,7 @@ def check_fit(start: Classifier, cfg: Config, data: Dataset) -> None:
             f"classes, {shown(start.shape)}"
         )
     for key in dataclasses.fields(cfg.model):
-        old, new = getattr(start.cfg.model, key.name), getattr(cfg.model, key.name)
+        old, new = getattr(recipe_of(start).model, key.name), getattr(cfg.model, key.name)
         if old != new and not (key.name == "priors" or {old, new} == BATCH_NORMS):
             raise InputError(
                 f"train.start must have the [model] of this recipe, model.{key.name}={new}, got {old}"

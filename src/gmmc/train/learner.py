@@ -12,6 +12,7 @@ from torch.nn.utils import get_total_norm
 from gmmc import core
 from gmmc.base import provenance
 from gmmc.base.seeds import derived_seed
+from gmmc.classifier.build import build
 from gmmc.classifier.model import Classifier
 from gmmc.config.schema import Config
 from gmmc.data.splits import Dataset
@@ -73,7 +74,7 @@ class Learner:
         priors = data.class_frequencies if cfg.model.priors == "empirical" else None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(cfg.train.seed, "weights"))
-            model = Classifier(cfg, data.shape, data.class_names, priors).to(self.process.device)
+            model = build(cfg, data.shape, data.class_names, priors).to(self.process.device)
         if start:
             initialize.take_over(model, start)
         model.start.fit(data.train)
@@ -191,7 +192,7 @@ class Learner:
         model.load_state_dict(model_file.stored_weights(model))  # all that follows is of these
         if model.head.has_means:
             model.head.gamma2.fill_(self.estimate_gamma2(model, on_progress))
-        model.cfg = self.algorithm.finished_recipe(self.state.pace)
+        self.algorithm.finish(model, self.state.pace)
         model.trained = {
             "updates": self.step,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),

@@ -90,7 +90,7 @@ def train(
     with folder.opened_for(cfg) if is_leader() else nullcontext(), threads.using(count):
         finished = load_finished(folder, data, fabric.device)
         if finished:
-            if finished.cfg.abstain != cfg.abstain and is_leader():
+            if finished.abstain != cfg.abstain and is_leader():
                 print(
                     f"its [abstain] stays {messages.abstaining(finished)}; gmmc calibrate changes it",
                     file=sys.stderr,

@@ -40,7 +40,7 @@ def beginning(learner: Learner) -> Iterator[str]:
 
 
 def abstaining(model: Classifier) -> str:
-    rule = model.cfg.abstain
+    rule = model.abstain
     return f"score={rule.score} tpr={rule.tpr:g}"
 
 

@@ -2,8 +2,9 @@
 
 import torch
 
+from gmmc.classifier.build import build
 from gmmc.classifier.checks import check_model
-from gmmc.classifier.model import Classifier, pick_device
+from gmmc.classifier.model import pick_device
 from gmmc.config.schema import Config
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
@@ -48,7 +49,7 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
         rule = f"must be at least {classes - 1} for equiangular means of {classes} classes, or 0"
         raise InputError(f"model.dim {rule}, got {dim}")
     with torch.device("meta"):  # a network that cannot be built is refused before anything is written
-        model = Classifier(cfg, data.shape, data.class_names)
+        model = build(cfg, data.shape, data.class_names)
     if cfg.frozen.epochs and not [*split_last(model.backbone)[1].parameters(), *model.head.parameters()]:
         rule = "frozen.epochs needs a last layer that learns, model.dim above 0"
         raise InputError(f"{rule}, got frozen.epochs={cfg.frozen.epochs} and model.dim={dim}")

@@ -1,0 +1,214 @@
+"""Fresh images: chains of one seed each, in blocks of a fixed size."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from gmmc import core
+from gmmc.classifier.labels import label_tensor
+from gmmc.classifier.scores import check_finite
+from gmmc.config.sections import SampleConfig, SamplerConfig
+from gmmc.errors import InputError
+from gmmc.networks.heads import Head
+from gmmc.pixels import Shape, to_unit
+from gmmc.sampling import engine
+from gmmc.sampling.initial import GaussianStart, UniformStart
+from gmmc.sampling.samplers import BOX, SAMPLERS, Chains, OnStep, SeededNoise, ignore
+
+# Chains run in padded blocks of a fixed size, so that an image is the same to the last bit whether it is
+# drawn alone or among a thousand; a GPU wants larger blocks than a CPU.
+BLOCK = {"cpu": 32, "cuda": 256}
+
+OnProgress = Callable[[float], object]  # of the number of images done
+OnBlock = Callable[[int, int], OnStep]  # of the place of its first chain, and their number
+
+
+@dataclass(frozen=True)
+class DrawingSettings:
+    """How a model draws images; `engine` and `precision` as in [train] of a recipe."""
+
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    steps: int = SampleConfig.steps
+    engine: str = "auto"
+    precision: str = "auto"
+
+
+class Drawer:
+    """Draws images of a model, prepared once for any number of calls.
+
+    Parameters
+    ----------
+    backbone, head, initial : torch.nn.Module
+        Network φ, head and initial images of chains, on `device`. Their weights may change between calls, in
+        place.
+    settings : DrawingSettings
+        Sampler, default number of steps, engine and precision.
+    shape : (channels, height, width)
+        Shape of an image.
+    classes : int
+        Number of classes.
+    device : torch.device
+        Device of the modules.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: Head,
+        initial: UniformStart | GaussianStart,
+        settings: DrawingSettings,
+        shape: Shape,
+        classes: int,
+        *,
+        device: torch.device,
+    ):
+        self.backbone, self.head, self.initial, self.settings = backbone, head, initial, settings
+        self.shape, self.classes, self.device = shape, classes, device
+        self._engine = engine.choose_for_samples(settings.engine, device)
+        self._gradient: engine.PlainGradient | engine.FastGradient | None = None  # built when first needed
+
+    @property
+    def precision(self) -> str:
+        """Precision of the chains, with "auto" resolved on this device; the plain sampler is always fp32."""
+        if not self._engine.copy:
+            return "fp32"
+        return engine.resolve_precision(self.settings.precision, self.device)
+
+    def labels(self, n: int, seed: int = 0) -> Tensor:
+        """Draw the classes of `sample(n, seed=seed)` from the priors."""
+        quantiles = SeededNoise.quantiles_of(range(seed, seed + n))
+        return core.labels_at(quantiles, self.head.priors.cpu())
+
+    @torch.inference_mode(False)  # whatever mode the caller is in, the images are for any use
+    def sample(
+        self,
+        n: int,
+        labels: Sequence[int] | Tensor | None = None,
+        seed: int = 0,
+        *,
+        steps: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Tensor:
+        """Draw n images in [0, 1], see `Classifier.sample`."""
+        n, seed = int(n), int(seed)
+        if n < 0:
+            raise InputError(f"the number of samples must be at least 0, got {n}")
+        _check_seed(seed)
+        y = self.labels(n, seed) if labels is None else label_tensor(labels, n, self.classes)
+        images, done = [torch.empty(0, *self.shape, device=self.device)], 0
+        for block in self.blocks(y, seed, steps=steps, on_progress=on_progress):
+            images.append(block)
+            done += len(block)
+            if on_progress:
+                on_progress(done)
+        return torch.cat(images)
+
+    def blocks(
+        self,
+        labels: Sequence[int] | Tensor,
+        seed: int = 0,
+        *,
+        steps: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Iterator[Tensor]:
+        """Yield the images of `sample(len(labels), labels, seed)`, block by block as they are finished.
+
+        Impossible arguments are refused at the call, before the first block is asked for. `on_progress` is
+        called within each block, after every step but the last, with the images done so far. A finished block
+        is the caller's to report, once its images are kept.
+        """
+        y = label_tensor(labels, len(labels), self.classes)
+        _check_seed(seed)
+        steps = self.settings.steps if steps is None else steps
+        if steps < 1:
+            raise InputError(f"steps must be at least 1, got {steps}")
+        return self._run(y, seed, steps, on_progress and _reporting(on_progress, steps))
+
+    @torch.inference_mode(False)
+    def film(
+        self,
+        labels: Sequence[int] | Tensor,
+        seed: int = 0,
+        *,
+        frames: Sequence[int],
+        on_progress: OnProgress | None = None,
+    ) -> Tensor:
+        """The chains of `sample(len(labels), labels, seed)` after these numbers of steps: (frames, n, …)."""
+        if not frames or min(frames) < 0:
+            raise InputError(f"frames must be numbers of steps, at least 0, got {list(frames)}")
+        y, steps = label_tensor(labels, len(labels), self.classes), max(frames)
+        reporting = on_progress and _reporting(on_progress, steps)
+        parts = [torch.empty(len(frames), 0, *self.shape, device=self.device)]
+        seen: dict[int, Tensor] = {}  # of the present block
+
+        def on_block(first: int, count: int) -> OnStep:
+            report = reporting and reporting(first, count)
+
+            def keep(step: int, x: Tensor) -> None:
+                if step in frames:
+                    seen[step] = to_unit(x[:count].clamp(*BOX))
+                if report:
+                    report(step, x)
+
+            return keep
+
+        for _ in self._run(y, seed, steps, on_block):
+            parts.append(torch.stack([seen[step] for step in frames]))
+        return torch.cat(parts, 1)
+
+    # The sampler needs gradients, whatever mode the caller is in. On a generator these hold while it works,
+    # and not between blocks.
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def _run(self, labels: Tensor, seed: int, steps: int, on_block: OnBlock | None) -> Iterator[Tensor]:
+        """Yield the images of each block of chains."""
+        if not len(labels):
+            return
+        if self._gradient is None:
+            self._gradient = engine.new_gradient(self.backbone, self._engine, self.precision)
+        else:
+            self._gradient.refresh()  # the weights may have changed since the last call
+        cfg = self.settings.sampler
+        for first, count, padded in self._padded(labels):
+            y = padded.to(self.device)
+            noise = SeededNoise(range(seed + first, seed + first + len(y)), self.device)
+            x = self.initial(y, noise)
+            on_step = on_block and on_block(first, count)
+            if on_step:
+                on_step(0, x)
+            chains = Chains.of(self.head, self.head.unit_energy, y, noise)
+            move = SAMPLERS[cfg.name].move
+            x = move(self._gradient, x, chains, cfg, steps=steps, on_step=on_step or ignore)
+            images = to_unit(x[:count].clamp(*BOX))
+            check_finite(images)
+            yield images
+
+    def _padded(self, labels: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+        """(place of the first, number, labels filled up to the size of a block) of each block of chains."""
+        size = BLOCK.get(self.device.type, 32)
+        for first in range(0, len(labels), size):
+            part = labels[first : first + size]
+            yield first, len(part), torch.cat([part, part[-1:].expand(size - len(part))])
+
+
+def _reporting(on_progress: OnProgress, steps: int) -> OnBlock:
+    """Report images done after each step of a block but the last.
+
+    It reads no chain, so that nothing waits for a GPU.
+    """
+
+    def on_block(first: int, count: int) -> OnStep:
+        def on_step(step: int, x: Tensor) -> None:
+            if step < steps:
+                on_progress(first + count * step / steps)
+
+        return on_step
+
+    return on_block
+
+
+def _check_seed(seed: int) -> None:
+    if seed < 0:
+        raise InputError(f"seed must be at least 0, got {seed}")
