@@ -1,6 +1,6 @@
 """What the report knows of a run: its files, as they are at this moment."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -108,19 +108,21 @@ def _state(path: Path, results: dict[str, Entry]) -> State:
 
 def _entry(file: Path, name: str, entry: Any) -> Entry:
     parts = {key: entry.get(key, kind()) for key, kind in PARTS.items()} if isinstance(entry, dict) else {}
+    if _is_at_paper_gamma2(results):
+        results["accuracy"] = _at_paper_gamma2(results["accuracy"])
     if not parts or any(not isinstance(parts[key], kind) for key, kind in PARTS.items()):
         shown = shortened(name)
         raise InputError(f"{file} is damaged in entry {shown}; run gmmc evaluate with {shown[1:-1]} again")
-    found = Entry(**parts)
-    return _at_paper_gamma2(found) if name == "accuracy" and _is_at_paper_gamma2(found) else found
+    return Entry(**parts)
 
 
-def _is_at_paper_gamma2(entry: Entry) -> bool:
-    """Whether an older gmmc measured accuracy of one of its models with class means: at the paper's γ²."""
-    settings = entry.conditions.get("settings")
-    model = settings.get("model") if isinstance(settings, dict) else None
-    has_means = isinstance(model, dict) and model.get("head", "mmc") != "linear"
-    return has_means and "temperature" not in entry.conditions
+
+    Only models with class means have that γ². Calibration and scores of other images then have values at it.
+    """
+    if "accuracy" not in results or "temperature" in results["accuracy"].conditions:
+        return False
+    calibration, ood = (results[name].values if name in results else {} for name in ("calibration", "ood"))
+    return any(key.startswith("paper/") for key in calibration) or any("/paper/" in key for key in ood)
 
 
 def _at_paper_gamma2(entry: Entry) -> Entry:
@@ -142,5 +144,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
     names = [printable("/".join(parts[-depth:])) for parts in whole]
     return [
         f"{name} ({names[: i + 1].count(name)})" if name in names[:i] else name
+def _is_at_paper_gamma2(results: Mapping[str, Entry]) -> bool:
+    """Whether an older gmmc measured accuracy at the paper's γ², as it did where a model has one.
         for i, name in enumerate(names)
     ]
