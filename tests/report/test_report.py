@@ -318,6 +318,19 @@ def test_words_of_the_run_are_never_markup(tmp_path):
     assert "猫" in page.words
 
 
+def test_control_characters_of_a_record_are_escapes(tmp_path):
+    """Names of values and of evaluations; U+202E reverses the text after it."""
+    odd = "a\x1b[2J\u202e"
+    results = {
+        "accuracy": accuracy_entry([odd, "b"], note=odd),
+        "robustness": entry({f"linf_8/{odd}/accuracy": 0.5, odd: 0.1}, flags=[odd]),
+        odd: entry({odd: 1.0}),
+    }
+    page = page_of(make_run(tmp_path / "run", results), out=tmp_path / "p.html")
+    assert not {"\x1b", "\u202e"} & set(page.html)
+    assert page.words.count("a\\x1b[2J\\u202e") >= 5
+
+
 # --- a browser looks at it ------------------------------------------------------------------------
 
 CHROMIUM = shutil.which("chromium")

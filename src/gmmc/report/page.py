@@ -7,14 +7,16 @@ template.
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from gmmc import __version__
 from gmmc.base.atomic import write_atomic
 from gmmc.base.outputs import PAGE_MARK, check_replaceable, check_writable, has_mark
 from gmmc.base.progress import Progress
-from gmmc.base.text import shortened
+from gmmc.base.text import printable, shortened
 from gmmc.errors import InputError
 from gmmc.report import card, pictures, sections
 from gmmc.report.conditions import short_commit
@@ -50,9 +52,17 @@ def templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_shown,
     )
     environment.globals["NOT_OURS"] = NOT_OURS
     return environment
+
+
+def _shown(value: Any) -> Any:
+    """Text of a record with its control characters as escapes; line breaks stay."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "\n".join(map(printable, value.split("\n")))
 
 
 def render(runs: list[Run]) -> str:
