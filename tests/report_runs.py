@@ -293,7 +293,7 @@ class Page(HTMLParser):
 
 
 def page_of(*runs: Path, out: Path) -> Page:
-    return Page(write_report(runs, out).read_text())
+    return Page(write_report(runs, out).page.read_text())
 
 
 def table_rows(page: Page) -> dict[str, list[str]]:
