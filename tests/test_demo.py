@@ -40,5 +40,5 @@ def test_the_digits_recipe_keeps_its_promises(tmp_path):
     assert rows.keys() == {"held-out.png", "noise.png", "turned.png"}
     assert rows["held-out.png"]["class"] == "7"  # of 20 images, one is rejected by design
     assert [rows[name]["answer"] for name in ("noise.png", "turned.png")] == [None, None]
-    page = write_report([tmp_path / "demo"])
+    page = write_report([tmp_path / "demo"]).page
     assert page.stat().st_size < 6_000_000

@@ -229,7 +229,8 @@ class TestTheWalk:
         assert found["validation"]["conditions"]["split"] == "validation"
         report = (place / "runs" / "photos" / "report.html").read_text()
         assert all(word in report for word in (*KINDS, "other"))
-        assert (place / "runs" / "compared" / "report.html").exists()
+        assert '<section id="comparison"' in (place / "runs" / "seeds.html").read_text()
+        assert (place / "runs" / "comparison" / "comparison.png").exists()
 
     def test_answers_for_every_new_photo(self, walk):
         place, printed = walk

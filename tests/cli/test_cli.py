@@ -23,7 +23,6 @@ from processes import finished, gmmc_command, python
 COMMANDS = [
     "train",
     "evaluate",
-    "compare",
     "report",
     "sample",
     "examples",
@@ -43,7 +42,7 @@ def gmmc(*arguments, capsys):
     return stop.value.code, out, err
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *app.DEPRECATED])
 def test_every_command_has_help_with_an_example(command, capsys):
     status, out, _ = gmmc(command, "--help", capsys=capsys)
     assert status == 0
@@ -54,6 +53,14 @@ def test_help_lists_the_commands(capsys):
     status, out, _ = gmmc("--help", capsys=capsys)
     assert status == 0
     assert all(f"  {command} " in out for command in COMMANDS)
+    assert set(app.COMMANDS) == {*COMMANDS, *app.DEPRECATED}
+
+
+def test_deprecated_commands_are_not_listed(capsys):
+    _, out, _ = gmmc("--help", capsys=capsys)
+    for command in app.DEPRECATED:
+        assert command not in out
+        assert "Deprecated: " in gmmc(command, "--help", capsys=capsys)[1]
 
 
 def test_no_arguments_show_the_help(capsys):

@@ -27,7 +27,7 @@ def command(draw: random.Random, folder: Path, given: Material) -> tuple[list[st
             place.write_bytes(mutated_text(draw, place.read_text()))
         elif place.is_file():
             place.write_text(changed(draw, name, place.read_text()))
-    return use(draw, folder, run)
+    return use(draw, folder, run, given)
 
 
 def some_results(draw: random.Random) -> dict[str, Any]:
@@ -53,12 +53,16 @@ def changed(draw: random.Random, name: str, text: str) -> str:
     return toml(tree) if isinstance(tree, dict) else str(tree)
 
 
-def use(draw: random.Random, folder: Path, run: Path) -> tuple[list[str], Any]:
+def use(draw: random.Random, folder: Path, run: Path, given: Material) -> tuple[list[str], Any]:
     """Draw a command that reads records."""
     kind, out = draw.randrange(12), folder / "out"
     if kind < 3:
         return ["report", str(run), "--out", f"{out}.html"], lambda _: verify_page(folder / "out.html")
-    if kind < 5:
+    if kind == 3:
+        runs = [str(run), str(baseline(folder, given))]
+        draw.shuffle(runs)
+        return ["report", *runs, "--out", f"{out}.html"], lambda _: verify_page(folder / "out.html")
+    if kind == 4:
         return ["compare", str(run), str(run), "--out", str(out)], None
     if kind < 9:
         return ["export", str(run), str(out)], lambda _: verify_card(out / README)
@@ -67,6 +71,13 @@ def use(draw: random.Random, folder: Path, run: Path) -> tuple[list[str], Any]:
     if kind == 10:
         return ["calibrate", str(run)], None
     return ["train", str(run / CONFIG), "--out", str(run)], None
+
+
+def baseline(folder: Path, given: Material) -> Path:
+    """Copy the run with its validation results alone, to compare another with."""
+    run = given.run(folder / "baseline")
+    (run / RESULTS).write_text(json.dumps({"validation": results()["validation"]}))
+    return run
 
 
 def verify_page(page: Path) -> None:

@@ -1,4 +1,4 @@
-"""`gmmc compare`, on run folders that no training wrote."""
+"""Comparisons by `gmmc report` and `gmmc compare`, on run folders that no training wrote."""
 
 import io
 import json
@@ -14,9 +14,10 @@ from gmmc.config import recipes
 from gmmc.errors import InputError
 from gmmc.report.compare.comparison import compare, show
 from gmmc.report.compare.picture import spread
+from gmmc.report.page import write_report
 from gmmc.runs import shipped
 from processes import python
-from report_runs import being_trained, entry, make_run, page_of
+from report_runs import Page, accuracy_entry, being_trained, entry, make_run, page_of
 
 COMMIT = "0123456789abcdef"
 
@@ -348,7 +349,11 @@ def test_the_command_as_a_shell_expands_it(base, tmp_path, capsys):
         with pytest.raises(SystemExit) as stop:
             app.main(["compare", str(base), *map(str, folders), "--out", str(out)])
         assert not stop.value.code
-        told = capsys.readouterr().out.splitlines()
+        printed = capsys.readouterr()
+        (warning,) = printed.err.splitlines()
+        assert "deprecated" in warning
+        assert "gmmc report RUN" in warning
+        told = printed.out.splitlines()
         assert [line.split()[0] for line in told[:3]] == ["run", "base", "a-first"]
         assert told[-1] == f"All of it: {out / 'results.json'}   to look at: gmmc report {out}"
         assert list(saved(out)["conditions"]["runs"]) == ["base", "a-first"]
@@ -483,3 +488,160 @@ def test_labels_keep_their_distance_and_their_order():
 def test_comparing_needs_no_torch():
     code = "import sys, gmmc.report.compare.comparison; print('torch' in sys.modules)"
     assert python(code).stdout.strip() == "False"
+
+
+# --- as a part of the report ----------------------------------------------------------------------
+
+
+def gmmc(*arguments, capsys) -> tuple[int, str, str]:
+    """(exit status, standard output, standard error without progress) of the command."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        app.main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    told = [line for line in err.splitlines() if not line.startswith("report ")]
+    return int(stop.value.code or 0), out, "\n".join(told)
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def sections_of(page: Page) -> list[str | None]:
+    return [attributes.get("id") for attributes in page.all("section")]
+
+
+def test_a_report_of_several_runs_gives_what_compare_gives(tmp_path, capsys):
+    """`base *`, as a shell expands it; the second time `*` also names the page and the folder."""
+    runs = tmp_path / "runs"
+    base, page = search_run(runs / "base", evaluated()), runs / "all.html"
+    search_run(runs / "a-first", evaluated(0.93, generated=500), train={"beta": 0.25})
+    search_run(runs / "unmeasured", train={"ema": 0.9})
+    status, compared, _ = gmmc(
+        "compare", base, *sorted(runs.iterdir()), "--out", tmp_path / "cmp", capsys=capsys
+    )
+    assert status == 0
+    for _ in range(2):
+        status, out, err = gmmc("report", base, *sorted(runs.iterdir()), "--out", page, capsys=capsys)
+        assert (status, err) == (0, "")
+        assert out.splitlines()[-1] == str(page)
+        assert out.splitlines()[:-2] == compared.splitlines()[:-1]
+        assert str(runs / "comparison" / "results.json") in out.splitlines()[-2]
+        assert files_below(runs / "comparison") == files_below(tmp_path / "cmp")
+    shown = Page(page.read_text())
+    assert sections_of(shown)[-3:] == ["validation", "comparison", "training"]
+    words = shown.words.replace("\u202f", " ")
+    assert "base: the baseline 200 92.0% 91.3–92.7%" in words
+    assert "a-first: train.beta 0.25 200 93.0%" in words
+    assert "number of fresh chains: 10 000 (base); 500 (a-first)" in words
+    assert "No validation results of unmeasured; to add them: gmmc evaluate RUN validation" in words
+    pictures = [image for image in shown.all("img") if "a line per run" in image["alt"]]
+    assert len(pictures) == 1
+    assert pictures[0]["src"].startswith("data:image/")
+
+
+def test_a_report_compares_in_the_folder_of_its_page(base, tmp_path, capsys):
+    other = search_run(tmp_path / "other", evaluated())
+    before = files_below(base)
+    assert gmmc("report", base, other, capsys=capsys)[0] == 0
+    new = files_below(base).keys() - before.keys() - {"comparison/.results.lock"}
+    assert new == {"report.html", "comparison/results.json", "comparison/comparison.png"}
+    assert files_below(base).items() >= before.items()
+    assert not (other / "comparison").exists()
+    # What it wrote is a folder that can be reported by itself, and one that a later report may replace.
+    assert "comparison" in sections_of(page_of(base / "comparison", out=tmp_path / "page.html"))
+    assert gmmc("report", base, other, capsys=capsys)[0] == 0
+
+
+def test_without_validation_results_a_report_says_how_to_get_them(tmp_path, capsys):
+    runs = [search_run(tmp_path / name, {"accuracy": accuracy_entry()}) for name in ("one", "two")]
+    status, out, err = gmmc("report", *runs, capsys=capsys)
+    assert (status, out) == (0, f"{runs[0] / 'report.html'}\n")
+    (line,) = err.splitlines()
+    assert all(words in line for words in ("one, two", "gmmc evaluate RUN validation"))
+    assert "comparison" not in sections_of(Page((runs[0] / "report.html").read_text()))
+    assert not (runs[0] / "comparison").exists()
+
+
+def test_what_is_no_run_is_not_compared(base, tmp_path, capsys):
+    measured = tmp_path / "measured"
+    measured.mkdir()
+    (measured / "results.json").write_text(json.dumps({"accuracy": accuracy_entry()}))
+    page = tmp_path / "page.html"
+    for runs in ([base], [base, base], [base, measured]):
+        assert gmmc("report", *runs, "--out", page, capsys=capsys) == (0, f"{page}\n", "")
+        assert not (tmp_path / "comparison").exists()
+    other = search_run(tmp_path / "other", evaluated())
+    assert gmmc("report", base, measured, other, "--out", page, capsys=capsys)[0] == 0
+    assert list(saved(tmp_path / "comparison")["conditions"]["runs"]) == ["base", "other"]
+
+
+def test_a_recipe_that_cannot_be_read_is_left_out_of_the_comparison_only(base, tmp_path, capsys):
+    broken = search_run(tmp_path / "broken", evaluated())
+    (broken / "config.toml").write_text('[data]\nname = "cifar10"\n[train]\nbetta = 1\n')
+    page = tmp_path / "page.html"
+    status, out, err = gmmc("report", base, broken, "--out", page, capsys=capsys)
+    assert (status, out) == (0, f"{page}\n")
+    (line,) = err.splitlines()
+    assert all(words in line for words in ("broken", "'betta'", "[train]"))
+    other = search_run(tmp_path / "other", evaluated())
+    assert gmmc("report", base, broken, other, "--out", page, capsys=capsys)[2] == line
+    assert list(saved(tmp_path / "comparison")["conditions"]["runs"]) == ["base", "other"]
+
+
+def test_an_earlier_comparison_is_shown_below_the_new_one(base, tmp_path):
+    other = search_run(tmp_path / "other", evaluated(), train={"beta": 0.25})
+    compare([base], tmp_path / "earlier")
+    page = page_of(base, other, tmp_path / "earlier", out=tmp_path / "page.html")
+    assert sections_of(page).count("comparison") == 1
+    section = page.html[page.html.index('<section id="comparison"') :]
+    assert (
+        section.index(">comparison</h3>") < section.index("train.beta 0.25") < section.index(">earlier</h3>")
+    )
+    assert section.count("base: the baseline") == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"intervals": {"top1": [1]}},
+        {"intervals": {"top1": 3}},
+        {"intervals": {"top1": [float("nan"), 1]}},
+        {"conditions": {"trained": [1]}},
+    ],
+    ids=["one end", "no ends", "no number", "a list"],
+)
+def test_results_of_another_form_end_in_one_line(base, tmp_path, damage):
+    results = evaluated()
+    results["validation"] |= damage
+    other = search_run(tmp_path / "other", results)
+    before = files_below(tmp_path)
+    for refused in (lambda: compare([base, other], tmp_path / "cmp"), lambda: write_report([base, other])):
+        with pytest.raises(InputError, match=r"'validation'") as error:
+            refused()
+        assert str(other / "results.json") in str(error.value)
+    assert files_below(tmp_path) == before
+
+
+@pytest.mark.parametrize("theirs", ["results.json", "comparison.png", "file", "link"])
+def test_a_comparison_of_a_report_replaces_nothing_else(base, tmp_path, monkeypatch, theirs):
+    other = search_run(tmp_path / "other", evaluated())
+    folder = base / "comparison"
+    if theirs == "file":
+        folder.write_text("mine")
+    elif theirs == "link":
+        (tmp_path / "elsewhere").mkdir()
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.mkdir()
+        (folder / theirs).write_text('{"my": "results"}')
+    before = files_below(tmp_path)
+    monkeypatch.setattr("gmmc.report.compare.comparison.rows_of", lambda runs: pytest.fail("the work began"))
+    with pytest.raises(InputError, match="comparison"):
+        write_report([base, other])
+    assert files_below(tmp_path) == before
+    write_report([base])  # one run alone has no comparison

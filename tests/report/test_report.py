@@ -12,6 +12,7 @@ from PIL import Image
 
 from gmmc.report.headline import GROUPS
 from gmmc.report.page import write_report
+from gmmc.report.reading import read_runs
 from processes import finished, python
 from report_runs import (
     Page,
@@ -58,7 +59,7 @@ def page(runs, tmp_path_factory) -> Page:
 
 
 def test_the_report_needs_no_torch(runs):
-    code = "import sys; from gmmc.report.page import write_report; print(write_report([sys.argv[1]]))"
+    code = "import sys; from gmmc.report.page import write_report; print(write_report([sys.argv[1]]).page)"
     code += "; assert not {'torch', 'matplotlib.pyplot'} & sys.modules.keys()"
     assert python(code, runs[0]).stdout.strip() == str(runs[0] / "report.html")
 
@@ -108,7 +109,7 @@ def test_figures_take_their_colours_and_their_font_from_the_page(page):
 
 def test_the_same_run_gives_the_same_page(tmp_path):
     run = make_run(tmp_path / "run", {"accuracy": accuracy_entry()}, training_lines(100))
-    first, second = (write_report([run], tmp_path / name).read_bytes() for name in ("a.html", "b.html"))
+    first, second = (write_report([run], tmp_path / name).page.read_bytes() for name in ("a.html", "b.html"))
     assert first == second
 
 
@@ -317,6 +318,19 @@ def test_words_of_the_run_are_never_markup(tmp_path):
     assert "猫" in page.words
 
 
+def test_control_characters_of_a_record_are_escapes(tmp_path):
+    """Names of values and of evaluations; U+202E reverses the text after it."""
+    odd = "a\x1b[2J\u202e"
+    results = {
+        "accuracy": accuracy_entry([odd, "b"], note=odd),
+        "robustness": entry({f"linf_8/{odd}/accuracy": 0.5, odd: 0.1}, flags=[odd]),
+        odd: entry({odd: 1.0}),
+    }
+    page = page_of(make_run(tmp_path / "run", results), out=tmp_path / "p.html")
+    assert not {"\x1b", "\u202e"} & set(page.html)
+    assert page.words.count("a\\x1b[2J\\u202e") >= 5
+
+
 # --- a browser looks at it ------------------------------------------------------------------------
 
 CHROMIUM = shutil.which("chromium")
@@ -381,11 +395,36 @@ def test_maps_of_different_classes_have_their_own_legends(tmp_path):
 
 
 @pytest.mark.parametrize("old", [True, False])
-def test_accuracy_of_an_older_version_is_at_the_papers_gamma2(tmp_path, old):
-    entry = accuracy_entry(flags=["overconfident: the NLL is worse than knowing nothing"])
-    entry["conditions"]["settings"]["model"] = {"head": "mmc"}
-    if not old:
-        entry["conditions"]["temperature"] = "the fitted γ²"
-    page = page_of(make_run(tmp_path / "run", {"accuracy": entry}), out=tmp_path / "p.html")
-    assert ("NLL at the paper’s γ²" in page.words) == old
-    assert ("knowing nothing" in page.words) != old
+@pytest.mark.parametrize(
+    ("measured", "has_means"),
+    [
+        ({"calibration": calibration_entry()}, True),
+        ({"calibration": calibration_entry(("unit", "fitted"))}, False),
+        ({"ood": ood_entry(("paper",), older=True)}, True),
+        ({"ood": entry({"paper/accepted": 0.1, "paper/log_density/unit/auroc": 0.9})}, False),
+        ({"generation": entry({"paper/fid": 48.1})}, False),
+        ({}, False),
+    ],
+    ids=["calibration", "softmax", "ood", "set of that name", "protocol of that name", "nothing else"],
+)
+@pytest.mark.parametrize("head", ["mmc", "a head of 2031"])
+def test_accuracy_of_an_older_version_is_at_the_papers_gamma2(tmp_path, old, measured, has_means, head):
+    """Values at that γ², which only a model with class means has, decide; the name of its head does not."""
+    accuracy = accuracy_entry(flags=["overconfident: the NLL is worse than knowing nothing"])
+    accuracy["conditions"]["settings"]["model"] = {"head": head}
+    if old:
+        del accuracy["conditions"]["temperature"]
+    (run,) = read_runs([make_run(tmp_path / "run", {"accuracy": accuracy, **measured})])
+    at_paper = old and has_means
+    found = run.results["accuracy"]
+    assert {"paper/nll", "paper/brier"} <= found.values.keys() if at_paper else "nll" in found.values
+    assert ("nll" in found.values) != at_paper
+    assert bool(found.flags) != at_paper
+
+
+def test_nll_of_an_older_version_is_named_by_its_temperature(tmp_path):
+    accuracy = accuracy_entry()
+    del accuracy["conditions"]["temperature"]
+    results = {"accuracy": accuracy, "calibration": calibration_entry()}
+    words = page_of(make_run(tmp_path / "run", results), out=tmp_path / "p.html").words
+    assert "NLL at the paper’s γ² 0.247" in words

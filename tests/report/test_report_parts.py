@@ -1,5 +1,6 @@
 """The report on runs that are young, old, damaged or odd; and its smaller parts."""
 
+import ast
 import contextlib
 import io
 import json
@@ -229,7 +230,7 @@ def test_what_is_no_run_folder_is_refused(tmp_path):
 
 def test_folders_of_the_output_are_made(tmp_path):
     run, out = make_run(tmp_path / "run"), tmp_path / "a" / "b" / "page.html"
-    assert write_report([run], out) == out
+    assert write_report([run], out).page == out
     assert [path.name for path in out.parent.iterdir()] == ["page.html"]
 
 
@@ -291,13 +292,36 @@ def test_published_models_of_another_size_are_told(backbone, told, tmp_path):
     assert ("a WRN-28-10 after 150 epochs" in words) == told
 
 
+def test_no_module_asks_for_the_name_of_a_head_an_objective_or_a_sampler():
+    """What a model has follows from its results, also for names that are added later."""
+    names = {"head", "objective", "sampler"}
+    for file in sorted(Path(report.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            asked = {ast.Constant: "value", ast.Attribute: "attr"}.get(type(node))
+            assert asked is None or getattr(node, asked) not in names, f"{file.name}:{node.lineno}"
+
+
 # --- the parts ------------------------------------------------------------------------------------
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path):
     folders = [make_run(tmp_path / parent / "run") for parent in ("a", "b")]
     assert [run.name for run in read_runs(folders)] == ["a/run", "b/run"]
-    assert [run.name for run in read_runs(folders[:1] * 2)] == ["run", "run (2)"]
+
+
+def test_a_run_is_read_once(tmp_path, monkeypatch):
+    """`base *` names the first twice; a link is another name of the same folder."""
+    base, other = (make_run(tmp_path / name) for name in ("base", "other"))
+    (tmp_path / "link").symlink_to(base)
+    monkeypatch.chdir(tmp_path)
+    runs = read_runs([base, "base/", "link", other, base], without=[tmp_path / "other"])
+    assert [(run.path, run.name) for run in runs] == [(base, "base")]
+    assert [run.name for run in read_runs([other, "base", other])] == ["other", "base"]
+
+
+def test_names_that_print_alike_are_numbered(tmp_path):
+    folders = [make_run(tmp_path / name) for name in ("a\x1b", "a\\x1b")]
+    assert [run.name for run in read_runs(folders)] == ["a\\x1b", "a\\x1b (2)"]
 
 
 @pytest.mark.parametrize(

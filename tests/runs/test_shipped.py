@@ -239,9 +239,9 @@ def test_what_cannot_be_evaluated_is_not_copied(small, capsys):
 def test_the_report_reads_the_package_and_writes_to_runs(untouched, run):
     (read,) = read_runs(["small"])
     assert (read.path, read.name, read.state) == (untouched, "small", "finished")
-    assert write_report(["small"]) == Path("runs/small/report.html")
+    assert write_report(["small"]).page == Path("runs/small/report.html")
     assert "<title>small" in Path("runs/small/report.html").read_text()
-    assert write_report(["small", run], Path("both.html")) == Path("both.html")
+    assert write_report(["small", run], Path("both.html")).page == Path("both.html")
 
 
 def test_its_name_is_short_also_beside_another_of_that_name(small, run):

@@ -44,7 +44,7 @@ def chains_by(model, gradient, name, steps=20, count=8):
     x = torch.rand(count, *model.shape, generator=source, device=device) * 2 - 1
     chains = Chains.of(model.head, model.head.unit_energy, labels, BatchNoise(count, source))
     before = unit_energies(model, x, labels)
-    x = SAMPLERS[name].move(gradient, x, chains, model.cfg.sampler, steps=steps)
+    x = SAMPLERS[name].move(gradient, x, chains, model.drawing.sampler, steps=steps)
     return x, before, unit_energies(model, x, labels)
 
 

@@ -29,6 +29,7 @@ COMMANDS = (
     "models",
     "recipes",
 )
+DEPRECATED = {"compare"}  # still called, but not listed
 
 
 def show_version(wanted: bool) -> None:
@@ -52,7 +53,8 @@ def new_app(command: str = "") -> typer.Typer:
     app.callback()(options)
     for name in (command,) if command in COMMANDS else COMMANDS:
         module = import_module(f"gmmc.cli.{name}")
-        app.command(epilog=f"Example: {module.EXAMPLE}")(getattr(module, name))
+        register = app.command(epilog=f"Example: {module.EXAMPLE}", hidden=name in DEPRECATED)
+        register(getattr(module, name))
     return app
 
 

@@ -1,5 +1,6 @@
-"""`gmmc compare`."""
+"""`gmmc compare`, deprecated: `gmmc report RUN…` compares runs."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ def compare(
         "runs/compared"
     ),
 ) -> None:
-    """Compare runs of a changed recipe with the first run.
+    """Compare runs of a changed recipe with the first run. Deprecated: use gmmc report RUN... instead.
 
     Run gmmc evaluate RUN validation for each before. Writes results.json and comparison.png.
     """
@@ -27,3 +28,4 @@ def compare(
     show(compare(runs, out))
     print()
     print_line(f"All of it: {out / 'results.json'}   to look at: gmmc report {out}")
+    print_line("! gmmc compare is deprecated; use gmmc report RUN... instead", file=sys.stderr)

@@ -66,11 +66,13 @@ def panel(run: Run, file: str, most: int, *, several: bool) -> Panel:
     alt = f"{title} of the run {run.name}{', ' + detail if detail else ''}."
     detail = " · ".join(filter(None, [run.name if several else "", detail]))
     try:
-        # Path.resolve raises for a link to itself.
-        if not Path(os.path.realpath(run.path / file)).is_relative_to(os.path.realpath(run.path)):
-            why = "lies outside the run folder: not shown"
-            return Panel(title, detail, missing=f"{shown} {why}", wide=not several)
-        original = read_bytes(run.path / file, ENCODED_BYTES, "ENCODED_BYTES")
+        original = run.pictures.get(file)
+        if original is None:
+            # Path.resolve raises for a link to itself.
+            if not Path(os.path.realpath(run.path / file)).is_relative_to(os.path.realpath(run.path)):
+                why = "lies outside the run folder: not shown"
+                return Panel(title, detail, missing=f"{shown} {why}", wide=not several)
+            original = read_bytes(run.path / file, ENCODED_BYTES, "ENCODED_BYTES")
         kind, content = fitted(original, most)
     except (OSError, ValueError) as error:  # ValueError: what cannot be a file name, or no picture
         gone = isinstance(error, FileNotFoundError)

@@ -1,7 +1,9 @@
 """What the report knows of a run: its files, as they are at this moment."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +43,9 @@ class Run:
     results: dict[str, Entry]
     state: State
     card: dict[str, Any] | None = None
+    pictures: Mapping[str, bytes] = field(
+        default_factory=dict
+    )  # by file name, those that are not written yet
 
     @property
     def data(self) -> str:
@@ -65,8 +70,16 @@ class Run:
         return [commit for commit in dict.fromkeys(told) if commit]
 
 
-def read_runs(folders: Sequence[str | Path]) -> list[Run]:
-    paths = [shipped.newest(folder) for folder in folders]
+def read_runs(folders: Sequence[str | Path], without: Sequence[Path] = ()) -> list[Run]:
+    """Read each run once, in order: `base *` names the first twice.
+
+    `without`: what the command itself writes, which `*` names from the second time on.
+    """
+    by_place: dict[str, Path] = {}
+    for path in map(shipped.newest, folders):
+        by_place.setdefault(os.path.realpath(path), path)
+    left_out = set(map(os.path.realpath, without))
+    paths = [path for place, path in by_place.items() if place not in left_out]
     if not paths:
         raise InputError("RUN must be at least one run folder, got none")
     for path in paths:
@@ -78,8 +91,25 @@ def read_runs(folders: Sequence[str | Path]) -> list[Run]:
     return [_read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
 
 
+@contextmanager
+def damage_refused(name: str, runs: Sequence[Run]) -> Iterator[None]:
+    """End in one line where the block fails on an entry of results.json that has not the form of its kind."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        places = ", ".join(str(run.path / RESULTS) for run in runs if name in run.results)
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(
+            f"the entry {shortened(name)} in {places} cannot be shown ({why}); evaluate it again"
+        ) from None
+
+
 def _read(path: Path, name: str) -> Run:
     results = {str(key): _entry(path / RESULTS, key, entry) for key, entry in read_results(path).items()}
+    if _is_at_paper_gamma2(results):
+        results["accuracy"] = _at_paper_gamma2(results["accuracy"])
     recipe = read_toml(path / CONFIG) if (path / CONFIG).is_file() else {}
     for section, table in recipe.items():
         if not isinstance(table, dict):
@@ -111,16 +141,18 @@ def _entry(file: Path, name: str, entry: Any) -> Entry:
     if not parts or any(not isinstance(parts[key], kind) for key, kind in PARTS.items()):
         shown = shortened(name)
         raise InputError(f"{file} is damaged in entry {shown}; run gmmc evaluate with {shown[1:-1]} again")
-    found = Entry(**parts)
-    return _at_paper_gamma2(found) if name == "accuracy" and _is_at_paper_gamma2(found) else found
+    return Entry(**parts)
 
 
-def _is_at_paper_gamma2(entry: Entry) -> bool:
-    """Whether an older gmmc measured accuracy of one of its models with class means: at the paper's γ²."""
-    settings = entry.conditions.get("settings")
-    model = settings.get("model") if isinstance(settings, dict) else None
-    has_means = isinstance(model, dict) and model.get("head", "mmc") != "linear"
-    return has_means and "temperature" not in entry.conditions
+def _is_at_paper_gamma2(results: Mapping[str, Entry]) -> bool:
+    """Whether an older gmmc measured accuracy at the paper's γ², as it did where a model has one.
+
+    Only models with class means have that γ². Calibration and scores of other images then have values at it.
+    """
+    if "accuracy" not in results or "temperature" in results["accuracy"].conditions:
+        return False
+    calibration, ood = (results[name].values if name in results else {} for name in ("calibration", "ood"))
+    return any(key.startswith("paper/") for key in calibration) or any("/paper/" in key for key in ood)
 
 
 def _at_paper_gamma2(entry: Entry) -> Entry:

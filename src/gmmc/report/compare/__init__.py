@@ -1,1 +1,1 @@
-"""Runs side by side: `gmmc compare`."""
+"""Runs side by side: the comparison of `gmmc report RUN…`."""

@@ -1,4 +1,4 @@
-"""The section of `gmmc compare`: a line per run, what it changed and what came of it."""
+"""The section of a comparison: a line per run, what it changed and what came of it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -7,6 +7,7 @@ from typing import Any
 
 from gmmc.base.tables import MISSING, Cell, Line, Table
 from gmmc.report import pictures
+from gmmc.report.compare.rows import EVALUATION, NOT_EVALUATED
 from gmmc.report.numbers import percent, plain, score
 from gmmc.report.parts import Group, having, per_run
 from gmmc.report.reading import Entry, Run
@@ -29,7 +30,9 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "rollbacks": ("rollbacks", plain),
     "updates": ("updates", plain),
 }
+NAME = "comparison"  # in results.json
 PICTURE = "comparison.png"
+EVALUATE = f"gmmc evaluate RUN {EVALUATION}"
 ALT = "FID and accuracy on validation images against the seconds of training, a line per run."
 
 
@@ -41,12 +44,21 @@ def comparison(name: str, runs: Sequence[Run], picture_bytes: int) -> list[Group
     groups = []
     for run, entry in having(name, runs):
         noise = entry.conditions.get("noise")
-        text = f"Chance: {noise}." if noise else ""
-        groups.append(Group(per_run(run, runs), [table(entry)], text=text))
+        missing = to_evaluate(entry.conditions)
+        told = [
+            f"Chance: {noise}." if noise else "",
+            f"No validation results of {', '.join(missing)}; to add them: {EVALUATE}." if missing else "",
+        ]
+        groups.append(Group(per_run(run, runs), [table(entry)], text=" ".join(filter(None, told))))
         shown = [pictures.panel(run, file, picture_bytes, several=False) for file in entry.files]
         panels = [replace(panel, title="What each second of training brought", alt=ALT) for panel in shown]
         groups.append(Group(panels=panels, broad=True))
     return groups
+
+
+def to_evaluate(conditions: dict[str, Any]) -> list[str]:
+    """Return the names of the finished runs without validation results."""
+    return [name for name, told in conditions["runs"].items() if told["state"] == NOT_EVALUATED]
 
 
 def table(entry: Entry) -> Table:
