@@ -121,11 +121,10 @@ def test_the_share_at_the_bound_is_of_settled_chains():
         assert health.summary(meter.sums.tolist(), census, cfg, 0.5).get("bounded") == share
 
 
-@pytest.mark.parametrize("name", ["split", "balanced"])
-def test_samples_are_balanced_against_contrast_images(name, data):
+def test_samples_are_balanced_against_contrast_images(data):
     """Class images are noise, contrast images clean: both energies are logged, and R follows the latter."""
     cfg = tiny_config(
-        objective={"name": name, "anchor": 0.3},
+        objective={"name": "balanced", "anchor": 0.3},
         discriminative={"epochs": 0},
         generative={"noise": 100.0},
         buffer={"chains": 8},
@@ -142,13 +141,13 @@ def test_samples_are_balanced_against_contrast_images(name, data):
     line, _ = learner.report()
     assert line["contrast_energy"] == pytest.approx(sum(expected) / count, rel=1e-5)
     assert abs(line["contrast_energy"] / line["real_energy"] - 1) > 0.05
-    pull = 1.0 if name == "split" else 0.5 + 0.3  # of balanced: β + anchor
+    pull = 0.5 + 0.3  # β + anchor
     ratio = line["sampled_energy"] / line["contrast_energy"]
     assert line["force_ratio"] == pytest.approx(0.5 / pull * ratio**0.5)
 
 
 def test_a_state_without_sums_of_contrast_images_is_restored(data):
-    cfg = tiny_config(objective={"name": "split"}, discriminative={"epochs": 0})
+    cfg = tiny_config(objective={"name": "balanced"}, discriminative={"epochs": 0})
     before, after = make_learner(cfg, data), make_learner(cfg, data)
     before.update()
     state = before.state()

@@ -49,18 +49,6 @@ def test_without_samples_it_is_the_centre_regression_of_equation_5():
     assert sampled is None
 
 
-def test_split_weighs_class_and_contrast_apart():
-    """(1 − β)·E(x_aug) + β·[E(x_contrast) − E(x′)]."""
-    model = make_model(objective={"name": "split"})
-    real, contrast, sampled = batches()
-    parts = [mean_energy(model, *real), mean_energy(model, contrast, real[1]), mean_energy(model, *sampled)]
-    expected = 0.7 * parts[0] + 0.3 * (parts[1] - parts[2])
-    assert torch.allclose(loss_of(model, real, contrast, sampled, 0.3)[0], expected)
-    same = loss_of(model, real, real[0], sampled, 0.3)[0]  # augmented alike: the paper's objective
-    paper = make_model()
-    assert torch.allclose(same, loss_of(paper, real, None, sampled, 0.3)[0])
-
-
 @pytest.mark.parametrize("head", ["mmc", "lda"])
 def test_balanced_is_cross_entropy_and_an_even_difference(head):
     """CE(φᵀμ/γ²) + λ[E(x_contrast) − E(x′)]; the logits of equally long means are φᵀμ/γ²."""

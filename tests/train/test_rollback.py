@@ -246,7 +246,6 @@ def test_the_sampler_step_that_brings_most_chains_down(energies, best):
         step=0,
         rollbacks=0,
         pace={"alpha": 1.0},
-        cfg=tiny_config(guard={"slower": 0.5}),
         move=move,
     )
     assert rollback.best_alpha_pace(stub) == best

@@ -1,6 +1,5 @@
 """`gmmc evaluate`: measure a finished run on its own data."""
 
-import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from gmmc.base.inputs import kind_of
 from gmmc.base.limits import LONG_SHOWN
 from gmmc.base.text import print_line, shortened
+from gmmc.config.sections import EvaluateOptions
 from gmmc.errors import InputError
 from gmmc.evaluations.evaluate import keep, one_by_one
 from gmmc.evaluations.registry import choose
@@ -40,8 +40,8 @@ def evaluate_run(
     """Measure a finished run on its own data, one evaluation after the other.
 
     Each is in results.json, and its pictures in the folder, before the next begins. `changes` are settings of
-    [evaluate] that differ from the recipe; None leaves one as it is. Of a model that ships with gmmc the copy
-    in runs/ is evaluated. `count`: threads, see `load_model`.
+    `EvaluateOptions`; None leaves one as the recipe has it, or at its default. Of a model that ships with
+    gmmc the copy in runs/ is evaluated. `count`: threads, see `load_model`.
     """
     if not shipped.find(run).is_dir():
         models = shipped.listed("; models that ship with gmmc")
@@ -54,7 +54,8 @@ def evaluate_run(
         if changes.get(option) is not None and not {*takers} & {*(names or choose(model, []))}:
             wanted = " or ".join(f"`gmmc evaluate RUN {name}`" for name in takers)
             raise InputError(f"--{option} is for {wanted}, got {', '.join(names) or 'no name'}")
-    cfg = dataclasses.replace(model.cfg.evaluate, **{k: v for k, v in changes.items() if v is not None})
+    given = {key: value for key, value in changes.items() if value is not None}
+    cfg = EvaluateOptions.of(model.cfg.evaluate, **given)
     if not names and not model.can_sample:
         print_line("samples is left out: this model was trained without samples", file=sys.stderr)
     data = load_data(model, run)

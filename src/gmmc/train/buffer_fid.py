@@ -10,6 +10,9 @@ from gmmc.fid.feature_cache import training_features
 from gmmc.fid.similarity import Gaussian, frechet
 from gmmc.train.buffer import ReplayBuffer
 
+IMAGES = 10_000  # of the buffer
+FEATURES = "auto"  # network, unless another is asked for
+
 
 class Watch:
     """The training images as the feature network sees them, and what the buffer looks like beside them.
@@ -18,8 +21,8 @@ class Watch:
     """
 
     def __init__(self, cfg: Config, data: Dataset, device: torch.device, feature_network: str | None = None):
-        self.every, self.images = cfg.train.fid_every, cfg.train.fid_images
-        self.network = features.find(feature_network or cfg.evaluate.features, data, device)
+        self.every = cfg.train.fid_every
+        self.network = features.find(feature_network or FEATURES, data, device)
         self.real = Gaussian.of(torch.cat(training_features(self.network, data)))
 
     def due(self, epoch: int, last: bool) -> bool:
@@ -27,7 +30,7 @@ class Watch:
         return epoch > 0 and (last or epoch % self.every == 0)
 
     def fid(self, buffer: ReplayBuffer) -> float:
-        chosen = evenly(len(buffer), self.images).to(buffer.images.device)
+        chosen = evenly(len(buffer), IMAGES).to(buffer.images.device)
         images = as_files(buffer.images[chosen])
         # Silent: there is the bar of the training.
         return frechet(self.real, Gaussian.of(self.network.features(images, silent=True)))

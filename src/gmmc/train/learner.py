@@ -73,7 +73,6 @@ class Learner:
         self.average = Average(self.model, cfg.train.ema) if cfg.train.ema else None
         updates = self.plan.total - self.plan.frozen
         self.updater = Updater(self.model, cfg, fabric, self._engine(updates, COMPILE_FROM_UPDATES))
-        self.updater.begin(self.plan.at(0).phase)
         self.mover = self._new_mover() if cfg.samples else None
         self.meter = health.Meter(self.device)
         self.buffer = self._new_buffer() if cfg.samples else None
@@ -191,8 +190,8 @@ class Learner:
     def trunk(self) -> FrozenTrunk:
         """The network before its last layer, with the features that it has of the images."""
         if self._trunk is None:
-            frozen = self.cfg.frozen
-            self._trunk = FrozenTrunk(self.model, self.images, frozen, self.seed, self.on_features)
+            flip = self.plan.frozen_phase.flip
+            self._trunk = FrozenTrunk(self.model, self.images, flip=flip, on_progress=self.on_features)
         return self._trunk
 
     def _draw(self, real_labels: Tensor) -> Drawn:
@@ -376,8 +375,7 @@ class Learner:
         self._trunk = None
         if self.average:
             self.average.model.load_state_dict(state.part("average"))
-        phase = self.plan.at(max(0, self.step - 1)).phase
-        self.updater.begin(phase, state.part("optimizer"))
+        self.updater.restore(state.part("optimizer"))
         if self.buffer:
             self.buffer.load_state_dict(state.part("buffer"))
         self.meter.restore(state.tensors["meter.sums"])

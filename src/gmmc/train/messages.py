@@ -20,7 +20,8 @@ def beginning(learner: Learner) -> Iterator[str]:
         unchecked = "; gmmc cannot check whether it has seen your test images"
         yield (
             f"beginning with the network of {cfg.train.start}, {cfg.model.backbone}, and a new last layer: "
-            f"{cfg.frozen.epochs} epochs of the last layer, {cfg.discriminative.epochs} of all layers"
+            f"{cfg.transfer.frozen_epochs} epochs of the last layer, "
+            f"{cfg.discriminative.epochs} of all layers"
             + ("" if in_python else "; train.start= begins with random weights and the recipe's network")
             + ("" if cfg.train.start in shipped.names() else unchecked)
         )
@@ -29,11 +30,10 @@ def beginning(learner: Learner) -> Iterator[str]:
         rest = f"; {more} discriminative epochs follow, discriminative.epochs=0 leaves them out"
         yield f"beginning with the weights of {cfg.train.start}{rest if more else ''}"
     if learns_cut_outs(cfg):
-        cure = "" if cfg.objective.name == "balanced" else "objective.name=balanced with "
         yield (
             f"generative.cutout={cfg.generative.cutout} is above contrast.cutout={cfg.contrast.cutout}: "
             "log p(x) will rate cut-out images too high, since no sample pushes against them; "
-            f"{cure}objective.anchor_on=contrast prevents most of it"
+            "objective.anchor_on=contrast prevents most of it"
         )
     if total < FEW_UPDATES:
         yield (
@@ -47,7 +47,6 @@ def learns_cut_outs(cfg: Config) -> bool:
     objective = cfg.objective
     pulled = {
         "gmmc": False,  # its samples push against the same images
-        "split": cfg.train.beta < 1,
         "balanced": cfg.model.head != "linear" and objective.anchor > 0 and objective.anchor_on == "class",
     }
     return cfg.samples and cfg.generative.cutout > cfg.contrast.cutout and pulled[objective.name]

@@ -61,11 +61,6 @@ def gmmc(terms: Terms, cfg: ObjectiveConfig, beta: float | Tensor) -> Tensor:
     return loss if terms.sampled is None else loss - beta * terms.sampled.mean()
 
 
-def split(terms: Terms, cfg: ObjectiveConfig, beta: float | Tensor) -> Tensor:
-    """(1 − β)·E(x, y) + β·[E(x_contrast, y) − h(E(x′, y′))]: gmmc with two ways to augment."""
-    return (1 - beta) * terms.real.mean() + beta * _difference(terms)
-
-
 def balanced(terms: Terms, cfg: ObjectiveConfig, beta: float | Tensor) -> Tensor:
     """CE(x, y) + anchor·E(x, y) + β·[E(x_contrast, y) − h(E(x′, y′))]; a linear head has no anchor.
 
@@ -90,7 +85,6 @@ def _difference(terms: Terms) -> Tensor | float:
 
 OBJECTIVES: dict[str, Callable[[Terms, ObjectiveConfig, float | Tensor], Tensor]] = {
     "gmmc": gmmc,
-    "split": split,
     "balanced": balanced,
 }
 

@@ -21,6 +21,7 @@ from gmmc.runs.resume import State
 from gmmc.train import health
 from gmmc.train.learner import Learner
 
+SLOWER = 0.5  # factor on α, β or the learning rate, each time
 ALPHA_TRIALS = 8  # ever smaller α that are tried
 NAMES = {"alpha": "sampler.alpha", "beta": "train.beta", "lr": "learning rate"}
 
@@ -46,7 +47,7 @@ def roll_back(learner: Learner, good: State, *, failed: int) -> dict[str, Any]:
     }
     pace["alpha"] = best  # and one less: the network will go on getting steeper
     for name, yes in lowered.items():
-        pace[name] *= learner.cfg.guard.slower if yes else 1
+        pace[name] *= SLOWER if yes else 1
     return {
         "to": learner.step,
         "rollbacks": rollbacks,
@@ -71,7 +72,7 @@ def best_alpha_pace(learner: Learner) -> float:
     drawn = learner.buffer.draw(learner.chains, learner.source("trial", learner.step, learner.rollbacks))
     best, lowest = learner.pace["alpha"], math.inf
     for trial in range(ALPHA_TRIALS):
-        pace = learner.pace["alpha"] * learner.cfg.guard.slower**trial
+        pace = learner.pace["alpha"] * SLOWER**trial
         x = learner.move(drawn, pace)
         with torch.no_grad(), frozen_statistics(model.backbone):
             energies = model.head.unit_energy(model.backbone(x), drawn.labels)

@@ -1,5 +1,6 @@
 """What happens at which update: phase, learning rate and β(t), a function of the configuration alone."""
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ from gmmc.config.sections import PhaseConfig
 
 FROZEN = "frozen"
 FROZEN_WORK = 0.005  # of an update of all layers
+FROZEN_WARMUP = 50  # updates, at most
+DECAY = 0.3  # factor on the learning rate at each of `decay_epochs`
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,18 @@ class Plan:
     @property
     def frozen(self) -> int:
         """Updates of the last layer alone."""
-        return self.cfg.frozen.epochs * self.steps_per_epoch
+        return self.cfg.transfer.frozen_epochs * self.steps_per_epoch
+
+    @functools.cached_property
+    def frozen_phase(self) -> PhaseConfig:
+        """The phase of the last layer alone, which [transfer] describes."""
+        return PhaseConfig(
+            epochs=self.cfg.transfer.frozen_epochs,
+            lr=self.cfg.transfer.frozen_lr,
+            schedule="cosine",
+            warmup=min(FROZEN_WARMUP, self.frozen),
+            flip=self.cfg.discriminative.flip,
+        )
 
     @property
     def discriminative(self) -> int:
@@ -42,7 +56,7 @@ class Plan:
         """The moment of update number `step`, counted from 0."""
         epoch = step // self.steps_per_epoch
         if step < self.frozen:
-            phase = self.cfg.frozen
+            phase = self.frozen_phase
             return Moment(epoch, phase, FROZEN, self._lr(phase, step), 0.0)
         if step < self.discriminative:
             phase = self.cfg.discriminative
@@ -63,7 +77,7 @@ class Plan:
         if phase.schedule == "cosine":
             return phase.lr * 0.5 * (1 + math.cos(math.pi * step / (phase.epochs * self.steps_per_epoch)))
         decays = sum(step >= epoch * self.steps_per_epoch for epoch in phase.decay_epochs)
-        return phase.lr * phase.decay**decays
+        return phase.lr * DECAY**decays
 
     def work(self, step: int) -> float:
         """Cost of the first `step` updates: passes forward and back, so that the time left is honest."""
