@@ -42,10 +42,15 @@ from gmmc.train.loop import train
 
 ARMS = {
     "random": ["train.start="],
-    "frozen": ["train.start=cifar10", "finetune.epochs=0"],
-    "frozen-300": ["train.start=cifar10", "frozen.epochs=300", "frozen.lr=1e-2", "finetune.epochs=0"],
+    "frozen": ["train.start=cifar10", "transfer.epochs=0"],
+    "frozen-300": [
+        "train.start=cifar10",
+        "transfer.frozen_epochs=300",
+        "transfer.frozen_lr=1e-2",
+        "transfer.epochs=0",
+    ],
     **{
-        f"fine-{epochs}-{lr}": ["train.start=cifar10", f"finetune.epochs={epochs}", f"finetune.lr={lr}"]
+        f"fine-{epochs}-{lr}": ["train.start=cifar10", f"transfer.epochs={epochs}", f"transfer.lr={lr}"]
         for epochs in (3, 10, 30)
         for lr in ("1e-5", "3e-5", "1e-4", "3e-4")
     },

@@ -463,9 +463,9 @@ def photos_table() -> str:
 
 WAYS = {
     "random": "random weights, `train.start=`",
-    "frozen": "the last layer alone, `finetune.epochs=0`",
+    "frozen": "the last layer alone, `transfer.epochs=0`",
     "fine-3-3e-5": "**the default**: then 3 epochs of all layers at 3e-5",
-    "fine-10-3e-5": "10 epochs of all layers, `finetune.epochs=10`",
+    "fine-10-3e-5": "10 epochs of all layers, `transfer.epochs=10`",
     "fine-30-3e-5": "30 epochs of all layers",
 }
 

@@ -22,7 +22,6 @@ WILD = (
     "sampler.alpha=3",
     "guard.every=6",
     "guard.rollbacks=20",
-    "guard.slower=0.9",
     "objective.shape=huber",
     "guard.energy=0.6",
 )
@@ -84,7 +83,7 @@ SETTINGS = (
     training("gmmc"),
     training("two processes", processes=2),
     training("guard", *WILD),
-    training("split", "objective.name=split", "sampler.name=noise_injected"),
+    training("noise injected", "sampler.name=noise_injected"),
     drawing("folder", "images"),
     training(
         "balanced", "objective.name=balanced", "buffer.chains=64", "buffer.size=1000", "buffer.labels=batch"
@@ -124,7 +123,8 @@ def prepare(models: Path) -> None:
     (models / "tiny.toml").write_text(recipes.to_toml(cfg))
     start = models / "other-classes.safetensors"
     save_model(start, make_model(seed=1))
-    phases = {"frozen": {"epochs": 2, "flip": True}, "finetune": {"epochs": 1, "lr": 1e-3}}
+    phases = {"transfer": {"frozen_epochs": 2, "epochs": 1, "lr": 1e-3}}
+    phases["discriminative"] = {**sections["discriminative"], "flip": True}
     transfer = tiny_config(**(sections | phases | {"train": {**sections["train"], "start": str(start)}}))
     (models / "transfer.toml").write_text(recipes.to_toml(transfer))
     train(cfg, models / "run", silent=True)

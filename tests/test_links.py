@@ -14,14 +14,14 @@ from gmmc import generate
 from gmmc.base.atomic import temporary_folder, write_atomic
 from gmmc.cli import app
 from gmmc.config import recipes
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.errors import InputError
 from gmmc.runs import results
 from gmmc.runs.folder import RunFolder
 from gmmc.runs.layout import CONFIG
 
 MINE = "mine"
-FEW = EvaluateConfig(samples=6, generated=12, generated_by_steps=0)
+FEW = EvaluateOptions(samples=6, generated=12, generated_by_steps=0)
 
 
 @pytest.fixture

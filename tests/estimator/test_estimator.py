@@ -301,7 +301,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(parameters, x, message):
 
 def test_fit_begins_with_a_shipped_network():
     x, y = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 3), dtype=np.uint8), np.arange(12) % 2
-    quick = {"frozen.epochs": 2, "frozen.warmup": 0, "finetune.epochs": 0}
+    quick = {"transfer.frozen_epochs": 2, "transfer.epochs": 0}
     model = GMMCClassifier(start="cifar10", settings=quick, min_updates=50, random_state=0, device="cpu")
     fitted = model.fit(x, y).model_
     assert fitted.cfg.model.backbone == "wrn-28-4"
@@ -324,8 +324,8 @@ def test_without_a_start_weights_are_random(tmp_path):
 
 
 def test_a_setting_of_a_start_needs_one():
-    with pytest.raises(InputError, match=r"finetune\.lr"):
-        GMMCClassifier("photos", settings={"finetune.lr": 0.5}).fit(np.zeros((4, 3, 32, 32)), [0, 1, 0, 1])
+    with pytest.raises(InputError, match=r"transfer\.lr"):
+        GMMCClassifier("photos", settings={"transfer.lr": 0.5}).fit(np.zeros((4, 3, 32, 32)), [0, 1, 0, 1])
 
 
 def test_rows_of_unequal_length_are_refused_as_scikit_learn_does(fitted):

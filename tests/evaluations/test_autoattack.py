@@ -10,7 +10,7 @@ import torch
 
 from conftest import make_model, tiny_data
 from gmmc.cli.app import main
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.evaluations import robustness
 from gmmc.evaluations.attacks import autoattack
 from gmmc.evaluations.attacks import campaign as campaigns
@@ -26,7 +26,7 @@ from gmmc.runs.folder import RunFolder
 
 CLASSES = 4
 NAMES = ("apgd_ce", "apgd_t", "fab_t", "square")
-CFG = EvaluateConfig(attacked=6)
+CFG = EvaluateOptions(attacked=6)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from torch import nn
 
 import gmmc
 from conftest import make_model, tiny_data
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.evaluations.calibration import (
     BINS,
@@ -225,7 +225,7 @@ def test_numbers_are_those_of_the_test_images():
 def test_a_saturated_posterior_is_flagged():
     model = make_model()
     model.head.gamma2.fill_(1e-6)
-    result = gmmc.evaluate(model, tiny_data(), "calibration", EvaluateConfig())["calibration"]
+    result = gmmc.evaluate(model, tiny_data(), "calibration", EvaluateOptions())["calibration"]
     assert any(flag.startswith("saturated with the paper's γ²") for flag in result.flags)
     assert not any(flag.startswith("saturated with the fitted γ²") for flag in result.flags)
 

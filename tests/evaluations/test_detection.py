@@ -14,7 +14,7 @@ from conftest import make_model, tiny_data
 from gmmc import core
 from gmmc.base import intervals
 from gmmc.classifier.scores import SCORES
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.data.ood_sets import Outside
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
@@ -101,7 +101,7 @@ class TestWilson:
 
 
 class TestEvaluation:
-    cfg = EvaluateConfig(ood=("noise", "constant"))
+    cfg = EvaluateOptions(ood=("noise", "constant"))
 
     def test_it_is_told_where_the_model_abstains(self):
         model, data = make_model(), tiny_data()
@@ -178,7 +178,7 @@ class TestEvaluation:
     def test_images_of_the_same_kind_cannot_be_told_apart(self, monkeypatch):
         """The test set itself as the other set: every AUROC is exactly one half."""
         monkeypatch.setattr(ood, "find_outside", lambda name, data, seed: Outside(name, data.test.images))
-        result = gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateConfig(ood=("itself",)))["ood"]
+        result = gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateOptions(ood=("itself",)))["ood"]
         for place, value in result.values.items():
             if place.endswith("auroc"):
                 assert value == pytest.approx(0.5, abs=1e-6), place
@@ -189,7 +189,7 @@ class TestEvaluation:
         for paired in (True, False):
             copies = Outside("copies", data.test.images, paired=paired)
             monkeypatch.setattr(ood, "find_outside", lambda *_, copies=copies: copies)
-            result = gmmc.evaluate(make_model(), data, "ood", EvaluateConfig(ood=("copies",)))["ood"]
+            result = gmmc.evaluate(make_model(), data, "ood", EvaluateOptions(ood=("copies",)))["ood"]
             ends = [ends for place, ends in result.intervals.items() if place.endswith("/auroc")]
             widest = max((high - low for low, high in ends), default=0.0)
             assert widest < 1e-9 if paired else widest > 0.1
@@ -202,7 +202,7 @@ class TestEvaluation:
         data = tiny_data()
         few = Outside("few", 255 - data.test.images[:5])
         monkeypatch.setattr(ood, "find_outside", lambda *_: few)
-        result = gmmc.evaluate(Fixed(), data, "ood", EvaluateConfig(ood=("few",)))["ood"]
+        result = gmmc.evaluate(Fixed(), data, "ood", EvaluateOptions(ood=("few",)))["ood"]
         chance = result.conditions["aupr_by_chance"]["few"]
         assert result.values["few/log_density/unit/aupr"] == pytest.approx(chance, abs=1e-4)
 
@@ -229,25 +229,25 @@ class TestEvaluation:
 
     def test_no_set_at_all_is_refused(self):
         with pytest.raises(InputError, match="at least one set of other images"):
-            gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateConfig(ood=()))
+            gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateOptions(ood=()))
 
     def test_two_sets_of_one_name_are_refused(self):
         with pytest.raises(InputError, match="different names, got noise, noise"):
-            gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateConfig(ood=("noise", "noise")))
+            gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateOptions(ood=("noise", "noise")))
 
     def test_images_of_its_own_are_pointed_out(self, monkeypatch):
         monkeypatch.setattr(ood, "find_outside", lambda name, data, seed: Outside(name, data.test.images))
-        result = gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateConfig(ood=("itself",)))["ood"]
+        result = gmmc.evaluate(make_model(), tiny_data(), "ood", EvaluateOptions(ood=("itself",)))["ood"]
         assert "itself: 18 of these images are in the model's own data" in result.flags
 
     def test_a_set_that_cannot_be_made_of_these_images_is_left_out(self):
         data = tiny_data()
         one = Dataset(data.train, data.valid, data.test[:1], data.class_names)
-        result = gmmc.evaluate(make_model(), one, "ood", EvaluateConfig(ood=("noise", "interp")))["ood"]
+        result = gmmc.evaluate(make_model(), one, "ood", EvaluateOptions(ood=("noise", "interp")))["ood"]
         assert result.conditions["outside"] == {"noise": 1}
         assert "left out: interp needs at least two test images" in result.flags[0]
         with pytest.raises(InputError, match="interp needs at least two"):
-            gmmc.evaluate(make_model(), one, "ood", EvaluateConfig(ood=("interp",)))
+            gmmc.evaluate(make_model(), one, "ood", EvaluateOptions(ood=("interp",)))
 
 
 def test_inside_is_the_positive_class():

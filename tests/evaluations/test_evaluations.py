@@ -11,9 +11,10 @@ import gmmc
 from conftest import make_model, tiny_config, tiny_data
 from gmmc.classifier.drawing import Drawer
 from gmmc.cli import app
-from gmmc.config.sections import DataConfig, EvaluateConfig
+from gmmc.config.sections import DataConfig, EvaluateOptions
 from gmmc.data.splits import LabelledImages
 from gmmc.errors import InputError
+from gmmc.evaluations import latent
 from gmmc.evaluations.evaluate import evaluate
 from gmmc.evaluations.latent import separability
 from gmmc.evaluations.registry import EVALUATIONS, choose
@@ -30,7 +31,7 @@ from gmmc.evaluations.samples import (
 )
 from gmmc.train.loop import train
 
-SMALL = EvaluateConfig(samples=30, attacked=4, generated=30, generated_by_steps=12, generation_steps=(2,))
+SMALL = EvaluateOptions(samples=30, attacked=4, generated=30, generated_by_steps=12, generation_steps=(2,))
 
 
 @pytest.mark.usefixtures("few_queries")
@@ -136,7 +137,7 @@ def test_a_model_trained_without_samples_is_not_measured_by_them(name):
     with pytest.raises(InputError, match=r"train\.beta=0\b"):
         choose(model, [name])
     with pytest.raises(InputError, match=r"train\.beta=0\b"):
-        EVALUATIONS[name](model, tiny_data(), EvaluateConfig())
+        EVALUATIONS[name](model, tiny_data(), EvaluateOptions())
 
 
 def test_samples_that_are_real_images_agree_with_the_judge_and_are_as_diverse():
@@ -154,7 +155,7 @@ def test_samples_that_are_real_images_agree_with_the_judge_and_are_as_diverse():
     drawer = model.drawer()
     drawer.__class__ = Copies
     model.drawer = lambda: drawer
-    result = EVALUATIONS["samples"](model, data, EvaluateConfig(samples=18))
+    result = EVALUATIONS["samples"](model, data, EvaluateOptions(samples=18))
     assert result.values["svc_agreement"] > 0.9
     assert result.values["diversity"] == pytest.approx(1, abs=0.1)
     assert result.flags == []
@@ -252,7 +253,7 @@ class TestLatent:
         assert "silhouette" not in separability(features, torch.arange(15))
         corners = torch.eye(3, dtype=torch.float64).repeat(5, 1)
         network = Brightness()
-        result = evaluate(network, tiny_data(), "latent", EvaluateConfig(latent=12))["latent"]
+        result = evaluate(network, tiny_data(), "latent")["latent"]
         assert all(math.isfinite(value) for value in result.values.values())
         assert math.isinf(separability(corners, torch.arange(15) % 3)["between_within"])
 
@@ -294,8 +295,9 @@ class TestLatent:
         moved = separability(features + 1000, labels)
         assert moved == pytest.approx(found, abs=1e-6)
 
-    def test_it_maps_as_many_images_as_it_was_asked_for(self):
-        result = evaluate(make_model(), tiny_data(), "latent", EvaluateConfig(latent=12))["latent"]
+    def test_it_maps_only_so_many_images(self, monkeypatch):
+        monkeypatch.setattr(latent, "IMAGES", 12)
+        result = evaluate(make_model(), tiny_data(), "latent")["latent"]
         assert [len(result.curves["tsne"][key]) for key in ("x", "y", "label")] == [12, 12, 12]
         assert result.conditions["images"] == 12
 
@@ -330,7 +332,7 @@ class TestPictures:
 
 def test_too_few_samples_to_compare_are_refused():
     with pytest.raises(InputError, match="at least 2 per class, 6, got 5"):
-        EVALUATIONS["samples"](make_model(), tiny_data(), EvaluateConfig(samples=5))
+        EVALUATIONS["samples"](make_model(), tiny_data(), EvaluateOptions(samples=5))
 
 
 def test_prototypes_and_weak_judges_are_flagged():

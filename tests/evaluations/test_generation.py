@@ -9,7 +9,7 @@ import torch
 
 from conftest import make_model, tiny_data
 from gmmc.classifier.drawing import Drawer
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.evaluations import buffer_images, generation
@@ -30,7 +30,7 @@ from gmmc.pixels import as_unit, to_uint8
 from gmmc.runs.folder import RunFolder
 from gmmc.runs.resume import State
 
-FEW = EvaluateConfig(generated=30, generated_by_steps=20, generation_steps=(4, 2))
+FEW = EvaluateOptions(generated=30, generated_by_steps=20, generation_steps=(4, 2))
 METRICS = {"fid", "kid", "precision", "recall", "density", "coverage", "inception_score"}
 
 
@@ -146,7 +146,7 @@ def test_the_start_is_that_of_the_fresh_chains(start, monkeypatch):
 
 
 def test_other_data_than_the_model_s_are_told(model, data):
-    cfg = EvaluateConfig(generated=8, generated_by_steps=0)
+    cfg = EvaluateOptions(generated=8, generated_by_steps=0)
     said = "not measured by the data that the model was trained on"
     for fingerprint, count in ((data.fingerprint, 0), ("0" * 64, 1)):
         model.trained = {"data_sha256": fingerprint}
@@ -155,7 +155,7 @@ def test_other_data_than_the_model_s_are_told(model, data):
 
 class TestWithoutABuffer:
     def test_is_told_and_the_rest_is_measured(self, model, data):
-        result = evaluate(model, data, EvaluateConfig(generated=8, generated_by_steps=0))
+        result = evaluate(model, data, EvaluateOptions(generated=8, generated_by_steps=0))
         assert result.flags[0].startswith("buffer and paper are not measured: the model comes without")
         assert metrics_of(result.values, "fresh") == METRICS
         assert not metrics_of(result.values, "buffer") | metrics_of(result.values, "paper")
@@ -181,7 +181,7 @@ class TestWithoutABuffer:
     def test_without_a_class_head_it_is_told_why_there_is_no_inception_score(self, model, data, monkeypatch):
         headless = dataclasses.replace(find("small", data, torch.device("cpu")), classes=False)
         monkeypatch.setattr(generation.features, "find", lambda *_: headless)
-        result = evaluate(model, data, EvaluateConfig(generated=8, generated_by_steps=0))
+        result = evaluate(model, data, EvaluateOptions(generated=8, generated_by_steps=0))
         assert "fresh/inception_score" not in result.values
         assert "no class head" in result.conditions["inception_score"]
 
@@ -264,14 +264,14 @@ class TestMemorisation:
 
     def test_copies_are_caught(self, data):
         model = self.copying(data.train.images)
-        result = evaluate(model, data, EvaluateConfig(generated=60, generated_by_steps=0))
+        result = evaluate(model, data, EvaluateOptions(generated=60, generated_by_steps=0))
         assert result.values["memorisation/closer_share"] > 0.9
         assert result.values["memorisation/sample_distance"] == pytest.approx(0, abs=1e-3)
         assert any("nearer to a training image" in flag for flag in result.flags)
 
     def test_other_images_of_the_same_kind_are_not(self, data):
         model = self.copying(data.test.images)
-        result = evaluate(model, data, EvaluateConfig(generated=60, generated_by_steps=0))
+        result = evaluate(model, data, EvaluateOptions(generated=60, generated_by_steps=0))
         assert result.values["memorisation/closer_share"] < 0.1
         assert not any("nearer to a training image" in flag for flag in result.flags)
 
@@ -292,7 +292,7 @@ class TestChains:
         assert torch.equal(images, to_uint8(model.sample(10, torch.arange(10) % 3, 5)))
 
     def test_an_interrupted_evaluation_goes_on_with_what_was_drawn(self, model, data, tmp_path, monkeypatch):
-        cfg = EvaluateConfig(generated=12, generated_by_steps=0)
+        cfg = EvaluateOptions(generated=12, generated_by_steps=0)
         (tmp_path / "resume").mkdir()
         with monkeypatch.context() as patch:
             patch.setattr(generation, "score_all", lambda *_: 1 / 0)
@@ -311,7 +311,7 @@ class TestChains:
         assert not (tmp_path / "work").exists()
 
     def test_the_curve_has_no_more_chains_than_were_asked_for_and_uses_the_fresh_ones(self, model, data):
-        cfg = EvaluateConfig(generated=12, generation_steps=(3, 2))  # 3 is the model's own number
+        cfg = EvaluateOptions(generated=12, generation_steps=(3, 2))  # 3 is the model's own number
         result = evaluate(model, data, cfg)
         assert result.conditions["images"]["steps_2"] == result.conditions["images"]["steps_3"] == 12
         assert result.values["steps_3/fid"] == pytest.approx(result.values["fresh/fid"], rel=1e-9)
@@ -338,7 +338,7 @@ def test_on_a_gpu(data):
 def test_bad_input_is_refused_before_the_work(model, data, changes, message, monkeypatch):
     monkeypatch.setattr(generation, "draw", None)
     with pytest.raises(InputError, match=message):
-        evaluate(model, data, EvaluateConfig(**changes))
+        evaluate(model, data, EvaluateOptions(**changes))
 
 
 def test_too_few_test_images_are_refused(model, data):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attacked import source
 from conftest import make_model, tiny_data
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset
 from gmmc.evaluations import robustness
 from gmmc.evaluations.attack_run import accuracies
@@ -136,7 +136,7 @@ def begun(monkeypatch, data: Dataset, surrogate: Target | None = None) -> Seen:
     monkeypatch.setattr(robustness, "Protocol", stop)
     monkeypatch.setattr(robustness, "load_surrogate", lambda *_: surrogate)
     with pytest.raises(KeyboardInterrupt):
-        robustness.evaluate(Levels(), data, EvaluateConfig(attacked=9))
+        robustness.evaluate(Levels(), data, EvaluateOptions(attacked=9))
     return found[0]
 
 

@@ -13,7 +13,7 @@ import gmmc
 from conftest import make_model, tiny_data
 from gmmc.classifier.model import Classifier
 from gmmc.classifier.scores import BATCH
-from gmmc.config.sections import DataConfig, EvaluateConfig
+from gmmc.config.sections import DataConfig, EvaluateOptions
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations.attacks import campaign as campaigns
@@ -36,7 +36,7 @@ SMALL = replace(
     carlini_wagner=(CarliniWagner(50, targeted=False, search_steps=4),),
     carlini_wagner_images=4,
 )
-CFG = EvaluateConfig()
+CFG = EvaluateOptions()
 ATTACKS = {"paper_pgd", "margin", "pull", "temperatures", "features", "apgd_ce", "square", "restarts"}
 
 
@@ -210,7 +210,7 @@ class TestImages:
         assert len(choose_images(test, 1000, 0)) == len(test)
 
     def test_are_as_many_as_asked_for(self):
-        result = evaluate(make_model(), tiny_data(), EvaluateConfig(attacked=2))
+        result = evaluate(make_model(), tiny_data(), EvaluateOptions(attacked=2))
         assert result.conditions["images"].startswith("2 of 18")
 
 
@@ -258,14 +258,14 @@ class TestInterrupted:
         labels = (data.test.labels + 1) % 3 if change == "labels" else data.test.labels
         data = Dataset(data.train, data.valid, LabelledImages(images, labels), data.class_names)
         with interrupted_at(PGD):
-            evaluate(model, data, EvaluateConfig(seed=5 if change == "seed" else 0), RunFolder(tmp_path))
+            evaluate(model, data, EvaluateOptions(seed=5 if change == "seed" else 0), RunFolder(tmp_path))
 
     def test_goes_on_where_batches_have_another_size(self, monkeypatch, tmp_path):
         monkeypatch.setitem(BATCH, "cpu", 2)
         with interrupted_at("gmmc.evaluations.robustness.zero_gradients"):
-            evaluate(Brightness(30), tiny_data(), EvaluateConfig(attacked=4), RunFolder(tmp_path))
+            evaluate(Brightness(30), tiny_data(), EvaluateOptions(attacked=4), RunFolder(tmp_path))
         monkeypatch.setitem(BATCH, "cpu", 64)
-        again = evaluate(Brightness(30), tiny_data(), EvaluateConfig(attacked=4), RunFolder(tmp_path))
+        again = evaluate(Brightness(30), tiny_data(), EvaluateOptions(attacked=4), RunFolder(tmp_path))
         assert again.values["cw/untargeted/success_rate"] == 1
 
     def test_in_a_folder_that_is_not_there_yet(self, tmp_path):
@@ -325,7 +325,7 @@ class TestAnyModel:
 
 class TestRefusals:
     def test_a_surrogate_of_other_classes(self, run):
-        cfg = EvaluateConfig(surrogate=str(run))
+        cfg = EvaluateOptions(surrogate=str(run))
         with pytest.raises(InputError, match="the surrogate must be a model of the same images") as caught:
             evaluate(make_model(), tiny_data(), cfg)
         assert "\n" not in str(caught.value)
@@ -334,7 +334,7 @@ class TestRefusals:
 def test_transfer_from_another_model(run):
     digits = gmmc.data.load(DataConfig(), seed=0)
     model = gmmc.load(run)
-    result = evaluate(model, digits, EvaluateConfig(surrogate=str(run), attacked=6))
+    result = evaluate(model, digits, EvaluateOptions(surrogate=str(run), attacked=6))
     for threat in ("linf_8", "l2_0.5"):
         transferred, margin = (result.values[f"{threat}/{name}/accuracy"] for name in ("transfer", "margin"))
         assert transferred <= margin + 1 / 6  # from itself: as good as the margin it is made by

@@ -13,7 +13,7 @@ from conftest import make_model, tiny_config
 from gmmc.base import intervals
 from gmmc.classifier.drawing import Drawer
 from gmmc.cli.app import main
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations import accuracy, generation, validation
@@ -31,7 +31,7 @@ from gmmc.runs.folder import RunFolder
 from gmmc.train.loop import train
 from report_runs import accuracy_entry, entry, make_run, page_of, table_rows
 
-FEW = EvaluateConfig(generated=40, generated_by_steps=0)
+FEW = EvaluateOptions(generated=40, generated_by_steps=0)
 VALUES = ["top1", "fresh/fid", "fresh/kid", "buffer/fid", "buffer/kid"]
 
 
@@ -82,7 +82,7 @@ class TestNumbers:
         assert result.conditions["selection"]["buffer"].startswith("of the 200 chains")
 
     def test_are_those_of_generation(self, digits, run):
-        cfg = EvaluateConfig(generated=200, generated_by_steps=0, seed=3)
+        cfg = EvaluateOptions(generated=200, generated_by_steps=0, seed=3)
         ours = evaluate(*digits, cfg, RunFolder(run))
         theirs = generation.evaluate(*digits, cfg, RunFolder(run))
         for name in VALUES[1:]:
@@ -146,7 +146,7 @@ def test_the_buffer_is_scored_as_it_was_while_training(tmp_path, data):
     model = train(cfg, tmp_path / "run", data)
     folder = RunFolder(tmp_path / "run")
     (watched,) = [line["buffer_fid"] for line in folder.metrics() if "buffer_fid" in line]
-    result = evaluate(model, data, EvaluateConfig(generated=13), folder)
+    result = evaluate(model, data, EvaluateOptions(generated=13), folder)
     assert result.values["buffer/fid"] == pytest.approx(watched, rel=1e-6)
 
 
@@ -162,13 +162,13 @@ class TestWithoutSamples:
     )
     def test_there_is_the_accuracy_alone_and_no_doubt(self, make, data, monkeypatch):
         monkeypatch.setattr(validation, "draw", None)
-        result = gmmc.evaluate(make(), data, "validation", EvaluateConfig(generated=2))["validation"]
+        result = gmmc.evaluate(make(), data, "validation", EvaluateOptions(generated=2))["validation"]
         assert result.values.keys() == result.intervals.keys() == {"top1"}
         assert (result.flags, result.pictures, result.conditions["generated"]) == ([], {}, 0)
         assert result.conditions["samples"].startswith("not measured: ")
 
     def test_a_missing_buffer_is_told_and_the_rest_is_measured(self, model, data):
-        result = evaluate(model, data, EvaluateConfig(generated=12))
+        result = evaluate(model, data, EvaluateOptions(generated=12))
         assert list(result.values) == VALUES[:3]
         assert result.flags[0].startswith("buffer is not measured: the model comes without its run folder")
         assert "buffer" not in result.conditions
@@ -193,7 +193,7 @@ class TestBadInput:
     def test_is_refused_before_the_work(self, model, data, changes, message, monkeypatch):
         monkeypatch.setattr(validation, "logits_of", None)
         with pytest.raises(InputError, match=message):
-            evaluate(model, data, EvaluateConfig(**changes))
+            evaluate(model, data, EvaluateOptions(**changes))
 
     def test_too_few_training_images(self, model, data):
         few = Dataset(data.train[:3], data.valid, data.test, data.class_names)
@@ -217,7 +217,7 @@ class TestBadInput:
 
 
 def test_an_interrupted_evaluation_goes_on_with_what_was_drawn(model, data, tmp_path, monkeypatch):
-    cfg, folder = EvaluateConfig(generated=12), RunFolder(tmp_path)
+    cfg, folder = EvaluateOptions(generated=12), RunFolder(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(validation, "score", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):

@@ -10,6 +10,7 @@ import torch
 
 from fuzz.material import Material, recipe, write_photos
 from fuzz.mutating import NUMBERS, TEXTS, mutated, mutated_text, odd_value, replace_file, toml, toml_value
+from gmmc.config import former
 from gmmc.config.schema import Config
 from gmmc.runs import model_file
 
@@ -61,8 +62,17 @@ def command(draw: random.Random, folder: Path, given: Material) -> tuple[list[st
     return ["train", str(place), "--out", str(out), "--", *overrides], lambda _: verify(out)
 
 
+def draw_former(draw: random.Random) -> tuple[str, Any]:
+    """Draw a key of an earlier version, and its value of today or any."""
+    key = draw.choice([*former.RENAMED, *former.REMOVED])
+    value = former.REMOVED[key].built_in({}) if key in former.REMOVED else draw.choice([0, 1, 0.1])
+    return key, value if draw.random() < 0.6 else odd_value(draw)
+
+
 def draw_setting(draw: random.Random) -> tuple[str, Any]:
     """Draw a key, and a value that mostly has its type."""
+    if draw.random() < 0.1:
+        return draw_former(draw)
     key = draw.choice([key for key in KEYS if key not in FIXED])
     section, _, name = key.partition(".")
     hint = typing.get_type_hints(HINTS[section])[name]

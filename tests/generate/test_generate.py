@@ -340,7 +340,7 @@ def test_a_fingerprint_is_of_what_decides_the_images(model):
     others = [
         make_model(seed=1),
         make_model(sampler={"name": "sgld"}),
-        make_model(model={"activation": "silu"}),
+        make_model(model={"scale": 9.0}),
         make_model(buffer={"start": "gaussian"}),
         make_model(train={"precision": "bf16", "engine": "graph"}),
         make_model(sample={"steps": 4}),

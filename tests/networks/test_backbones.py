@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
+from gmmc.config import former
 from gmmc.config.sections import ModelConfig
 from gmmc.errors import InputError
 from gmmc.networks.backbones import (
-    ACTIVATIONS,
     batch_norms,
     build_backbone,
     feature_dim,
@@ -49,18 +49,16 @@ def test_features_of_an_image_do_not_depend_on_its_batch(name):
     assert not has_live_statistics(backbone)
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "wrn-16-2", "mlp-1-8"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_the_activation_is_the_one_asked_for(name, activation):
-    backbone = build_backbone(ModelConfig(name, activation=activation), (1, 8, 8))
+@pytest.mark.parametrize(
+    ("name", "kind"), [("small_cnn", nn.SiLU), ("wrn-16-2", nn.LeakyReLU), ("mlp-1-8", nn.LeakyReLU)]
+)
+def test_the_activations_are_those_of_the_paper_and_of_the_demo(name, kind):
+    backbone = build_backbone(ModelConfig(name), (1, 8, 8))
     kinds = {type(m) for m in backbone.modules()} & {nn.LeakyReLU, nn.SiLU}
-    assert kinds == {type(ACTIVATIONS[activation]())}
-
-
-def test_the_default_activations_are_those_of_the_paper_and_of_the_demo():
-    wide, small = build_backbone(ModelConfig("wrn-10-1"), (1, 8, 8)), build_backbone(ModelConfig(), (1, 8, 8))
-    assert {m.negative_slope for m in wide.modules() if isinstance(m, nn.LeakyReLU)} == {0.2}
-    assert any(isinstance(m, nn.SiLU) for m in small.modules())
+    assert kinds == {kind}
+    assert {m.negative_slope for m in backbone.modules() if isinstance(m, nn.LeakyReLU)} <= {0.2}
+    tree = {"model": {"backbone": name}}
+    assert former.REMOVED["model.activation"].built_in(tree) == {nn.SiLU: "silu"}.get(kind, "leaky_relu")
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "wrn-10-1", "mlp-2-8"])
@@ -102,11 +100,10 @@ def test_an_mlp_takes_vectors(numbers):
     assert backbone(torch.rand(3, numbers, 1, 1)).shape == (3, 5)
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_an_mlp_keeps_the_size_of_its_input(activation):
+def test_an_mlp_keeps_the_size_of_its_input():
     """Else it takes long to learn a curved boundary between numbers in [−1, 1]; torch's own keeps a tenth."""
     torch.manual_seed(0)
-    backbone = build_backbone(ModelConfig("mlp-2-64", activation=activation), (2, 1, 1))
+    backbone = build_backbone(ModelConfig("mlp-2-64"), (2, 1, 1))
     x = torch.rand(500, 2, 1, 1) * 2 - 1
     assert backbone[:-1](x).std(0).mean() > 0.4 * x.std()
 

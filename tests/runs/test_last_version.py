@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import gmmc
+from gmmc.config import recipes
 from gmmc.evaluations.run import evaluate_run
 from gmmc.report.page import write_report
 from gmmc.runs.folder import RunFolder
@@ -29,7 +30,8 @@ def test_it_is_evaluated_with_the_recorded_results(folder):
     after = read_results(folder)
     for name in ("accuracy", "calibration"):
         assert after[name]["values"] == pytest.approx(before[name]["values"], rel=1e-3, abs=1e-5)
-        assert after[name]["conditions"]["settings"] == before[name]["conditions"]["settings"]
+        settings = recipes.stored(before[name]["conditions"]["settings"])[0]
+        assert recipes.stored(after[name]["conditions"]["settings"]) == (settings, [])
 
 
 def test_its_hub_folder_is_the_same_model(folder):

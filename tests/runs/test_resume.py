@@ -102,7 +102,7 @@ DIVERGING = {
     "discriminative": {"epochs": 2, "lr": 5e-3},
     "generative": {"epochs": 4, "lr": 0.02},
     "sampler": {"alpha": 3.0},
-    "guard": {"every": 6, "rollbacks": 20, "slower": 0.7, "energy": 0.6},
+    "guard": {"every": 6, "rollbacks": 20, "energy": 0.6},
 }
 
 

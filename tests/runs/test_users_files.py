@@ -17,7 +17,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 import gmmc
-from conftest import dead_process, tiny_config, tiny_data
+from conftest import dead_process, tiny_data
 from gmmc import generate, pictures
 from gmmc.base import atomic, open_image
 from gmmc.base.outputs import PAGE_MARK, PNG_MARK, check_replaceable, check_writable, has_mark
@@ -498,13 +498,3 @@ def test_metrics_and_images_that_do_not_fit_are_named(tmp_path):
     done = python(LIMITED, tmp_path)
     assert done.stdout.splitlines() == [str(tmp_path / "metrics.jsonl"), str(tmp_path / "image.png")]
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
-# --- a recipe that could only fail later ----------------------------------------------------------
-
-
-@pytest.mark.parametrize("slower", [0.0, 1e-300, 1e-3])
-def test_a_guard_that_would_stop_the_sampler_is_refused(slower):
-    with pytest.raises(InputError, match=r"slower"):
-        tiny_config(guard={"slower": slower})
-    assert tiny_config(guard={"slower": 0.01}).guard.slower ** 100 * 1e-12 > 0

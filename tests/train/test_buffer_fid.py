@@ -11,18 +11,19 @@ from gmmc.fid import features
 from gmmc.fid.chain_images import evenly
 from gmmc.fid.similarity import Gaussian, frechet
 from gmmc.runs.folder import RunFolder
+from gmmc.train import buffer_fid
 from gmmc.train.loop import train
 
 pytestmark = pytest.mark.usefixtures("hurried")
 
 
+@pytest.fixture(autouse=True)
+def few_images(monkeypatch):
+    monkeypatch.setattr(buffer_fid, "IMAGES", 20)
+
+
 def watched(every: int, **sections):
-    return tiny_config(
-        train={"fid_every": every, "fid_images": 20},
-        generative={"epochs": 3},
-        evaluate={"features": "small"},
-        **sections,
-    )
+    return tiny_config(train={"fid_every": every}, generative={"epochs": 3}, **sections)
 
 
 def fids(folder) -> dict[int, float]:

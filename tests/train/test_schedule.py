@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from conftest import tiny_config
@@ -20,7 +22,7 @@ def test_generative_training_samples_from_the_first_update():
 
 
 def test_steps_of_the_learning_rate_count_from_the_phase():
-    steps = {"epochs": 3, "lr": 1.0, "decay": 0.3, "decay_epochs": [1, 2]}
+    steps = {"epochs": 3, "lr": 1.0, "decay_epochs": [1, 2]}
     plan = plan_of(discriminative=steps, generative={**steps, "lr": 2.0})
     rates = [plan.at(step).lr for step in (0, 9, 10, 20, 29, 30, 40, 50)]
     assert rates == pytest.approx([1, 1, 0.3, 0.09, 0.09, 2, 0.6, 0.18])
@@ -42,13 +44,23 @@ def test_work_counts_generative_updates_by_their_cost():
 
 
 def test_frozen_epochs_come_first_with_a_schedule_of_their_own_and_cost_little():
-    cosine = {"epochs": 2, "schedule": "cosine"}
     plan = plan_of(
-        frozen={**cosine, "lr": 1.0}, discriminative={**cosine, "lr": 0.1}, generative={"epochs": 1}
+        transfer={"frozen_epochs": 20, "frozen_lr": 1.0},
+        discriminative={"epochs": 2, "schedule": "cosine", "lr": 0.1},
+        generative={"epochs": 1},
     )
-    moments = [plan.at(step) for step in (0, 10, 19, 20, 30, 39, 40)]
+    moments = [plan.at(step) for step in (24, 100, 199, 200, 210, 219, 220)]
     assert [now.phase_name for now in moments] == ["frozen"] * 3 + ["discriminative"] * 3 + ["generative"]
-    assert [now.lr for now in moments[:2]] == pytest.approx([1, 0.5])
+    warm, cold = 0.5 * math.cos(math.pi * 24 / 400) ** 2, math.sin(math.pi / 400) ** 2
+    assert [now.lr for now in moments[:3]] == pytest.approx([warm, 0.5, cold])
     assert [now.lr for now in moments[3:5]] == pytest.approx([0.1, 0.05])
-    assert (plan.discriminative, plan.total) == (40, 50)
-    assert 0 < plan.work(20, 1.0) < plan.work(40, 1.0) - plan.work(20, 1.0)
+    assert (plan.discriminative, plan.total) == (220, 230)
+    assert 0 < plan.work(200, 1.0) < plan.work(220, 1.0) - plan.work(200, 1.0)
+
+
+@pytest.mark.parametrize(("epochs", "warmup"), [(1, 10), (5, 50), (6, 50)])
+def test_the_warm_up_of_the_last_layer_is_no_longer_than_its_phase(epochs, warmup):
+    plan = plan_of(transfer={"frozen_epochs": epochs, "frozen_lr": 1.0}, discriminative={"flip": True})
+    assert plan.frozen_phase.warmup == warmup
+    assert plan.at(0).lr == pytest.approx(1 / warmup)
+    assert (plan.frozen_phase.flip, plan.frozen_phase.shift) == (True, 0)

@@ -13,7 +13,6 @@ from gmmc.train.loop import train
 
 SETTINGS = {
     "too long a sampler step": [
-        "generative.optimizer=sgd",
         "generative.lr=2e-3",
         "generative.epochs=10",
         "sampler.alpha=0.25",

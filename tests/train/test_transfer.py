@@ -8,7 +8,8 @@ import torch
 
 from conftest import interrupted_at, make_learner, make_model, tiny_config, tiny_data
 from gmmc.base.seeds import generator
-from gmmc.config import recipes
+from gmmc.config import former, recipes
+from gmmc.config.sections import PhaseConfig
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
 from gmmc.networks.backbones import split_last
@@ -18,7 +19,7 @@ from gmmc.train import frozen_trunk
 from gmmc.train.learner import Learner
 from gmmc.train.loop import initialize, train
 
-NETWORK = {"activation": "leaky_relu", "norm": "batch"}
+NETWORK = {"norm": "batch"}
 
 
 @pytest.fixture
@@ -35,11 +36,11 @@ def other_data():
 
 
 def recipe(start, **sections):
-    """Two frozen epochs and two of fine-tuning."""
+    """Two frozen epochs and two of all layers."""
+    transfer = {"frozen_epochs": 2, "frozen_lr": 1e-2, "epochs": 2, "lr": 1e-3}
     phases = {
-        "frozen": {"epochs": 2, "lr": 1e-2, "flip": True, **sections.pop("frozen", {})},
-        "finetune": {"epochs": 2, "lr": 1e-3, **sections.pop("finetune", {})},
-        "discriminative": {"epochs": 7, "lr": 2e-3},
+        "transfer": {**transfer, **sections.pop("transfer", {})},
+        "discriminative": {"epochs": 7, "lr": 2e-3, "flip": True, **sections.pop("discriminative", {})},
         "generative": {"epochs": 0, **sections.pop("generative", {})},
     }
     settings = {"start": str(start), "beta": 0.0, **sections.pop("train", {})}
@@ -74,19 +75,21 @@ def test_as_many_classes_are_not_the_same_classes(start, names):
     same = tiny_data(classes=3)
     others = Dataset(same.train, same.valid, same.test, list(names))
     learner, model = learner_of(recipe(start), others), model_file.load(start)
-    assert learner.cfg.frozen.epochs == 2
+    assert learner.cfg.transfer.frozen_epochs == 2
     mine, its = (split_last(network)[1][-1].weight for network in (learner.model.backbone, model.backbone))
     assert not torch.equal(mine, its)
 
 
 def test_the_recipe_becomes_what_is_trained(tmp_path, start, other_data):
-    cfg = recipe(start)
+    steep = {"warmup": 3, "weight_decay": 0.1, "decay_epochs": [1], "cutout": 2}
+    cfg = recipe(start, discriminative=steep)
     model = train(cfg, tmp_path / "run", other_data)
     stored = folder.RunFolder(tmp_path / "run").recipe()
+    expected = PhaseConfig(epochs=2, lr=1e-3, schedule="cosine", shift=1, flip=True, cutout=2)
     for trained in (stored, model.cfg):
-        assert (trained.model.activation, trained.model.norm) == ("leaky_relu", "batch")
-        assert trained.discriminative == cfg.finetune
-        assert trained.frozen == cfg.frozen
+        assert trained.model.norm == "batch"
+        assert trained.discriminative == expected
+        assert trained.transfer == cfg.transfer
     again = recipes.load(tmp_path / "run" / "config.toml")
     assert initialize.begin(again, other_data).cfg == again
     story = folder.RunFolder(tmp_path / "run").metrics()
@@ -103,28 +106,32 @@ def test_it_prints_whose_network_it_is(tmp_path, start, other_data, capsys):
     assert "small_cnn" in printed
 
 
-def test_a_recipe_without_such_phases_keeps_its_own(start, other_data):
-    cfg = tiny_config(train={"start": str(start), "beta": 0.0}, discriminative={"epochs": 7})
+def test_a_recipe_without_epochs_of_a_transfer_keeps_its_own(start, other_data):
+    cfg = recipe(start, transfer={"frozen_epochs": 0, "epochs": 0})
     assert initialize.begin(cfg, other_data).cfg.discriminative == cfg.discriminative
 
 
-def test_a_recipe_with_such_phases_needs_an_epoch_of_them(tmp_path, start, other_data):
-    cfg = recipe(start, frozen={"epochs": 0}, finetune={"epochs": 0})
-    with pytest.raises(InputError, match=r"frozen\.epochs.*finetune\.epochs.*got 0"):
+def test_a_recipe_may_have_epochs_of_a_transfer_alone(tmp_path, start, data, other_data):
+    cfg = recipe(start, discriminative={"epochs": 0}, train={"checkpoint_seconds": 0.0})
+    with interrupted_at(5):
         train(cfg, tmp_path / "run", other_data)
+    assert train(cfg, tmp_path / "run", other_data).trained["updates"] == 4 * 4
+    with pytest.raises(InputError, match=r"discriminative\.epochs.*at least 1, got 0"):
+        train(recipe("", discriminative={"epochs": 0}), tmp_path / "other", data)
 
 
 @pytest.mark.parametrize(
-    "key", ["model.activation", "model.norm", "discriminative.epochs", "finetune.lr", "frozen.epochs"]
+    "key", ["model.norm", "discriminative.epochs", "transfer.lr", "frozen.epochs", "finetune.lr"]
 )
 @pytest.mark.parametrize("transfer", [True, False])
 def test_settings_that_are_not_used_are_refused(tmp_path, start, other_data, key, transfer):
     cfg = recipe(start if transfer else "")
     keys = [key, "train.start", "model.dim"]
-    if transfer == key.startswith(("frozen", "finetune")):
-        train(cfg, tmp_path / "run", other_data, changed=keys)
+    if transfer == key.startswith(("transfer", "frozen", "finetune")):
+        train(cfg, tmp_path / "run", other_data, changed=[*keys, "discriminative.shift", "guard.slower"])
         return
-    with pytest.raises(InputError, match=f"^{re.escape(key)} would not be used") as error:
+    now = former.RENAMED.get(key, key)
+    with pytest.raises(InputError, match=f"^{re.escape(now)} would not be used") as error:
         train(cfg, tmp_path / "run", other_data, changed=keys)
     assert (str(start) in str(error.value)) == transfer
     assert not (tmp_path / "run").exists()
@@ -140,7 +147,7 @@ def test_without_a_start_or_with_one_of_the_same_classes_there_are_no_such_phase
     train(plain, tmp_path / "same", data)
     for start in ("", tmp_path / "same"):
         adapted = initialize.begin(recipe(start), data).cfg
-        assert (adapted.frozen.epochs, adapted.finetune.epochs, adapted.discriminative.epochs) == (0, 0, 7)
+        assert (adapted.has_transfer, adapted.discriminative.epochs) == (False, 7)
 
 
 def test_frozen_epochs_change_the_last_layer_alone_and_later_ones_all(start, other_data):
@@ -159,7 +166,7 @@ def test_frozen_epochs_change_the_last_layer_alone_and_later_ones_all(start, oth
 
 def test_an_update_of_the_last_layer_is_that_of_the_whole_network(start, other_data):
     """Without augmentation: the same energies and the same gradient of the last layer."""
-    cfg = recipe(start, frozen={"flip": False})
+    cfg = recipe(start, discriminative={"flip": False})
     learner = learner_of(cfg, other_data)
     batch = learner.batches.at(learner.moment(0))
     y, nothing = batch.labels, (None, None, None, 0.0)
@@ -205,7 +212,7 @@ def test_both_sides_of_an_image_are_drawn(start, other_data):
 
 @pytest.mark.parametrize("updates", [5, 16], ids=["frozen", "later"])
 def test_validation_is_that_of_the_model(start, other_data, updates):
-    cfg = recipe(start, train={"ema": 0.5}, finetune={"lr": 0.3})
+    cfg = recipe(start, train={"ema": 0.5}, transfer={"lr": 0.3})
     learner = learner_of(cfg, other_data)
     for _ in range(updates):
         learner.update()
@@ -224,8 +231,8 @@ def test_a_resumed_run_ends_with_the_same_bits_and_needs_no_start(tmp_path, star
     resumed = train(cfg, tmp_path / "cut", other_data)
     assert resumed.trained["start"] == whole.trained["start"]
     assert equal(whole.state_dict().values(), resumed.state_dict().values())
-    with pytest.raises(InputError, match=r"finetune\.lr"):
-        train(recipe(start, finetune={"lr": 1e-4}), tmp_path / "cut", other_data)
+    with pytest.raises(InputError, match=r"transfer\.lr"):
+        train(recipe(start, transfer={"lr": 1e-4}), tmp_path / "cut", other_data)
 
 
 def test_a_rollback_into_the_frozen_epochs_repeats_them(start, other_data):
@@ -259,7 +266,7 @@ def test_frozen_epochs_need_something_to_learn(tmp_path):
     cfg = {"backbone": "wrn-10-1", "dim": 0}
     path = tmp_path / "start.safetensors"
     model_file.save_model(path, make_model(model=cfg))
-    with pytest.raises(InputError, match=r"frozen\.epochs=2.*model\.dim=0"):
+    with pytest.raises(InputError, match=r"frozen_epochs=2.*model\.dim=0"):
         train(recipe(path, model=cfg), tmp_path / "run", tiny_data(classes=4))
     model = train(recipe(path, model={**cfg, "dim": 5}), tmp_path / "run", tiny_data(classes=4))
     assert model.dim == 5
@@ -294,7 +301,7 @@ def test_auto_falls_back_to_random_weights_and_prints_it(shipped, case):
     own = recipe("auto", model={"dim": 0 if case == "last layer" else 8})
     cfg, start, note = initialize.begin(own, photos_of(classes, shape))
     assert start is None
-    assert (cfg.train.start, cfg.frozen.epochs) == ("", 0)
+    assert (cfg.train.start, cfg.has_transfer) == ("", False)
     assert (cfg.model, cfg.discriminative) == (own.model, own.discriminative)
     assert "random weights" in note
 
@@ -309,14 +316,14 @@ def test_the_note_is_printed_and_the_run_resumed(tmp_path, other_data, capsys):
 
 @pytest.mark.parametrize(
     "change",
-    ["model.backbone=wrn-10-1", "model.norm=none", "model.activation=silu", "discriminative.epochs=3"],
+    ["model.backbone=wrn-10-1", "model.norm=none", "discriminative.epochs=3"],
 )
 def test_settings_of_random_weights_begin_with_them(tmp_path, capsys, change):
     file = tmp_path / "recipe.toml"
     file.write_text(recipes.to_toml(recipe("auto")))
     assert recipes.load(file, [change]).train.start == ""
     assert change.partition("=")[0] in capsys.readouterr().err
-    for other in ("model.dim=9", "finetune.epochs=3", "frozen.lr=0.1"):
+    for other in ("model.dim=9", "transfer.epochs=3", "transfer.frozen_lr=0.1"):
         assert recipes.load(file, [other]).train.start == "auto"
     assert recipes.load(file, [change, "train.start=cifar10"]).train.start == "cifar10"
     assert capsys.readouterr().err == ""
@@ -325,8 +332,8 @@ def test_settings_of_random_weights_begin_with_them(tmp_path, capsys, change):
 def test_photos_of_32_pixels_begin_with_the_shipped_network():
     cfg = initialize.begin(recipes.load("photos"), photos_of(["a", "b"])).cfg
     assert (cfg.train.start, cfg.model.backbone) == ("cifar10", "wrn-28-4")
-    assert cfg.frozen.epochs > 0
-    assert cfg.discriminative == cfg.finetune
+    assert cfg.transfer.frozen_epochs > 0
+    assert (cfg.discriminative.epochs, cfg.discriminative.lr) == (cfg.transfer.epochs, cfg.transfer.lr)
     own = recipes.load("photos")
     other = initialize.begin(own, photos_of(["a", "b"], (3, 64, 64))).cfg
     assert (other.train.start, other.model, other.discriminative) == ("", own.model, own.discriminative)

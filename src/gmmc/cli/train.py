@@ -33,7 +33,7 @@ def train(
         str | None,
         typer.Option(
             help="Feature network of the FID while training (train.fid_every): inception, small or a "
-            "TorchScript file; default: the recipe's."
+            "TorchScript file; default: as in gmmc evaluate."
         ),
     ] = None,
     device: Annotated[

@@ -18,6 +18,7 @@ from gmmc.config.sections import (
     BufferConfig,
     DataConfig,
     EvaluateConfig,
+    EvaluateOptions,
     GuardConfig,
     ModelConfig,
     ObjectiveConfig,
@@ -25,6 +26,7 @@ from gmmc.config.sections import (
     SampleConfig,
     SamplerConfig,
     TrainConfig,
+    TransferConfig,
 )
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "Config",
     "DataConfig",
     "EvaluateConfig",
+    "EvaluateOptions",
     "GuardConfig",
     "ModelConfig",
     "ObjectiveConfig",
@@ -41,6 +44,7 @@ __all__ = [
     "SampleConfig",
     "SamplerConfig",
     "TrainConfig",
+    "TransferConfig",
     "differences",
     "find_recipe",
     "from_dict",

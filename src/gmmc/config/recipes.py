@@ -1,10 +1,9 @@
-"""Read and write recipes: TOML files, `key=value` overrides, values of older versions, differences."""
+"""Read and write recipes: TOML files, `key=value` overrides, differences."""
 
 import dataclasses
 import json
 import sys
 import typing
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,12 @@ from gmmc.base.inputs import kind_of, parse_toml, read_bytes
 from gmmc.base.leader import is_leader
 from gmmc.base.limits import LONG_SHOWN, SHOWN
 from gmmc.base.text import cut, print_line, printable, shortened, suggestion
+from gmmc.config import former
 from gmmc.config.schema import AUTO_START, Config
-from gmmc.config.sections import (
-    FEATURE_NETWORKS,
-    SLOWEST,
-)
 from gmmc.errors import InputError
 
-# Settings of a training from random weights; a transfer has the start's network, [frozen] and [finetune].
-OF_RANDOM_WEIGHTS = ("model.backbone", "model.activation", "model.norm", "discriminative.")
+# Settings of a training from random weights; a transfer has the start's network, and [transfer].
+OF_RANDOM_WEIGHTS = ("model.backbone", "model.norm", "discriminative.")
 
 
 # --- in -------------------------------------------------------------------------------------------
@@ -32,11 +28,11 @@ def load(path: str | Path, overrides: typing.Iterable[str] | typing.Mapping[str,
     path = find_recipe(path)
     tree = read_toml(path)
     pairs = overrides.items() if isinstance(overrides, typing.Mapping) else map(_parsed, overrides)
-    changes = dict(pairs)
+    changes, overridden = dict(pairs), {}
     for key, value in changes.items():
-        _apply_override(tree, key, value)
-    cfg = from_dict(tree)
-    of_random = [key for key in changes if key.startswith(OF_RANDOM_WEIGHTS)]
+        _apply_override(overridden, key, value)
+    cfg = _given(tree, overridden)
+    of_random = [key for key in former.present(changes) if key.startswith(OF_RANDOM_WEIGHTS)]
     if cfg.train.start == AUTO_START and of_random:
         if is_leader():
             note = f"beginning with random weights, to which {', '.join(of_random)} belongs"
@@ -74,22 +70,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def stored(tree: dict[str, Any]) -> tuple[Config, list[str]]:
-    """Read the recipe of a run or model: (recipe, a line for each value that only older versions allow)."""
-    tree, replaced = dict(tree), []
-    for (section, key), (is_allowed, default) in NO_LONGER.items():
-        table = tree.get(section)
-        if isinstance(table, dict) and key in table and not is_allowed(table[key]):
-            tree[section] = table | {key: default}
-            replaced.append(f"{section}.{key}={shortened(table[key])} of its recipe is not used")
-    return from_dict(tree), replaced
-
-
-# Values that older versions allowed in recipes: what is allowed now, and what takes their place.
-NO_LONGER: dict[tuple[str, str], tuple[Callable[[Any], bool], Any]] = {
-    ("evaluate", "features"): (lambda value: value in FEATURE_NETWORKS, "auto"),
-    ("evaluate", "surrogate"): (lambda value: value == "", ""),
-    ("guard", "slower"): (lambda value: not isinstance(value, float) or value >= SLOWEST, SLOWEST),
-}
+    """Read the recipe of a run or model: (recipe, a line for each value that is not used any more)."""
+    tree, notes = former.stored(tree)
+    return _build(Config, tree, ""), notes
 
 
 def from_text(text: str) -> Config:
@@ -98,7 +81,16 @@ def from_text(text: str) -> Config:
 
 def from_dict(tree: dict[str, Any]) -> Config:
     """A nested dictionary → Config; unknown keys, wrong types and values out of range are refused."""
-    return _build(Config, tree, "")
+    return _given(tree) if isinstance(tree, dict) else _build(Config, tree, "")
+
+
+def _given(tree: dict[str, Any], changes: dict[str, Any] | None = None) -> Config:
+    """Build a user's recipe, with a warning about keys of earlier versions."""
+    tree, warning = former.given(tree, changes)
+    cfg = _build(Config, tree, "")
+    if warning and is_leader():
+        print_line(warning, file=sys.stderr)
+    return cfg
 
 
 def _parsed(override: str) -> tuple[str, Any]:
@@ -116,9 +108,7 @@ def _apply_override(tree: dict[str, Any], key: str, value: Any) -> None:
     section, dot, name = key.partition(".")
     if not (dot and section and name):
         raise InputError(f"an override must look like section.key=value, got the key {shortened(key)}")
-    table = tree.setdefault(section, {})
-    if isinstance(table, dict):  # otherwise the recipe itself is wrong and is refused below
-        table[name] = value
+    tree.setdefault(section, {})[name] = value
 
 
 def _build(kind: type, tree: Any, section: str) -> Any:

@@ -7,9 +7,6 @@ objective in `train/contrastive.py`: there stands what they are.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gmmc.base.text import shortened
-from gmmc.config.sections import FEATURE_NETWORKS
-
 if TYPE_CHECKING:
     from gmmc.config.schema import Config
 
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
 def contradictions(cfg: "Config") -> Iterator[tuple[bool, str]]:
     """Values that are each allowed and together make no sense."""
     yield (
-        cfg.frozen.epochs + cfg.discriminative.epochs + cfg.generative.epochs == 0,
+        not (cfg.has_transfer or cfg.discriminative.epochs or cfg.generative.epochs),
         "discriminative.epochs + generative.epochs must be at least 1, got 0",
     )
     yield (
@@ -35,15 +32,4 @@ def contradictions(cfg: "Config") -> Iterator[tuple[bool, str]]:
         and not ((cfg.discriminative.epochs or cfg.train.start) and cfg.generative.epochs),
         "model.norm=batch_then_frozen needs discriminative.epochs or train.start for the statistics "
         "and generative.epochs to freeze them in",
-    )
-    # A recipe travels with its model, and whoever evaluates a model may not know its author.
-    yield (
-        cfg.evaluate.features not in FEATURE_NETWORKS,
-        f"evaluate.features must be one of {', '.join(FEATURE_NETWORKS)} in a recipe, got "
-        f"{shortened(cfg.evaluate.features)}; name a TorchScript file with --features",
-    )
-    yield (
-        cfg.evaluate.surrogate != "",
-        f"evaluate.surrogate must be empty in a recipe, got {shortened(cfg.evaluate.surrogate)}; "
-        "name a run with --surrogate",
     )

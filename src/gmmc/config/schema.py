@@ -20,6 +20,7 @@ from gmmc.config.sections import (
     SampleConfig,
     SamplerConfig,
     TrainConfig,
+    TransferConfig,
 )
 from gmmc.errors import InputError
 
@@ -32,12 +33,10 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    # After a start of other classes: the last layer alone, then [finetune] in place of [discriminative].
-    frozen: PhaseConfig = field(default_factory=PhaseConfig)
-    finetune: PhaseConfig = field(default_factory=PhaseConfig)
+    transfer: TransferConfig = field(default_factory=TransferConfig)
     discriminative: PhaseConfig = field(default_factory=PhaseConfig)
     generative: PhaseConfig = field(default_factory=PhaseConfig)
-    contrast: AugmentConfig = field(default_factory=AugmentConfig)  # of split and balanced: E(x) beside E(x′)
+    contrast: AugmentConfig = field(default_factory=AugmentConfig)  # of balanced: E(x) beside E(x′)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     buffer: BufferConfig = field(default_factory=BufferConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
@@ -54,6 +53,11 @@ class Config:
     def samples(self) -> bool:
         """Whether training draws samples at all."""
         return self.generative.epochs > 0 and self.train.beta > 0
+
+    @property
+    def has_transfer(self) -> bool:
+        """Whether a start of other classes is trained by [transfer], not by [discriminative] as it is."""
+        return self.transfer.frozen_epochs + self.transfer.epochs > 0
 
     @property
     def chains(self) -> int:

@@ -96,7 +96,6 @@ class DataConfig(Section):
 @dataclass(frozen=True)
 class ModelConfig(Section):
     backbone: str = "small_cnn"  # or "wrn-28-10"
-    activation: Literal["default", "leaky_relu", "silu"] = "default"  # wrn: leaky_relu, small_cnn: silu
     # Frozen while sampling in any case; batch_then_frozen: for good after a discriminative start.
     norm: Literal["none", "batch", "batch_then_frozen"] = "none"
     # Width of a linear layer after pooling; 0: none, the backbone's own features.
@@ -137,17 +136,15 @@ class TrainConfig(Section):
     valid_every: int = _number(1, at_least=1, place=True)  # epochs from one validation to the next
     # Seconds between checkpoints; more where saving would take over 2% of the time. 0: every good state.
     checkpoint_seconds: float = _number(60.0, at_least=0, place=True)
-    # FID of the buffer while training: generative epochs from one to the next (0: never), and its images.
+    # FID of the buffer while training: generative epochs from one to the next; 0: never.
     fid_every: int = _number(0, at_least=0, place=True)
-    fid_images: int = _number(10_000, at_least=4, at_most=10_000_000, place=True)
 
 
 @dataclass(frozen=True)
 class AugmentConfig(Section):
     """What is done to real images at random, on the training device."""
 
-    shift: int = _number(0, at_least=0)  # pixels, both directions: pad and crop
-    fill: Literal["reflect", "edge", "black"] = "reflect"  # what the shift brings in
+    shift: int = _number(0, at_least=0)  # pixels, both directions: pad by reflection and crop
     flip: bool = False
     cutout: int = _number(0, at_least=0)  # side of a grey square in front of the image, in pixels
     noise: float = _number(0.0, at_least=0, at_most=100)  # std of Gaussian pixel noise, in units of [−1, 1]
@@ -155,17 +152,16 @@ class AugmentConfig(Section):
 
 @dataclass(frozen=True)
 class PhaseConfig(AugmentConfig):
-    """One stretch of training. Epochs of `decay_epochs` count from the start of the phase."""
+    """One stretch of training, by Adam. Epochs of `decay_epochs` count from the start of the phase."""
 
     epochs: int = _number(0, at_least=0, at_most=1_000_000)
-    optimizer: Literal["adam", "sgd"] = "adam"  # sgd: with Nesterov's momentum
     lr: float = _number(1e-4, above=0, at_most=100)
-    momentum: float = _number(0.9, above=0, at_most=0.9999)  # of sgd
     weight_decay: float = _number(0.0, at_least=0, at_most=1)
     warmup: int = _number(0, at_least=0)  # updates over which the learning rate grows from 0
     schedule: Literal["step", "cosine"] = "step"
-    decay_epochs: tuple[int, ...] = _number((), at_least=1)
-    decay: float = _number(0.3, above=0, at_most=1)
+    decay_epochs: tuple[int, ...] = _number(
+        (), at_least=1
+    )  # where step lowers the learning rate to 0.3 of it
 
     def __post_init__(self):
         super().__post_init__()
@@ -173,6 +169,19 @@ class PhaseConfig(AugmentConfig):
             raise InputError(
                 f"decay_epochs must be empty with a cosine schedule, got {shortened(list(self.decay_epochs))}"
             )
+
+
+@dataclass(frozen=True)
+class TransferConfig(Section):
+    """Training after a start of other classes: the last layer alone, then all layers. See train/schedule.py.
+
+    It takes the place of [discriminative], whose augmentation it keeps; without epochs it does not.
+    """
+
+    frozen_epochs: int = _number(0, at_least=0, at_most=1_000_000)  # of the last layer
+    frozen_lr: float = _number(1e-4, above=0, at_most=100)  # at first, as both fall by a cosine
+    epochs: int = _number(0, at_least=0, at_most=1_000_000)  # of all layers
+    lr: float = _number(1e-4, above=0, at_most=100)
 
 
 @dataclass(frozen=True)
@@ -213,9 +222,6 @@ class BufferConfig(Section):
     detail: int = _number(0, at_least=0)  # cosines per side among which these are sought; 0: all
 
 
-SLOWEST = 0.01  # with 100 rollbacks, a smaller factor makes a learning rate of 0
-
-
 @dataclass(frozen=True)
 class GuardConfig(Section):
     """When training counts as diverged, and what is done then. See train/health.py."""
@@ -226,8 +232,6 @@ class GuardConfig(Section):
     bounded: float = _number(0.5, above=0, at_most=1)  # share of settled chains at the bound
     every: int = _number(100, at_least=1)  # updates from one good state to the next
     rollbacks: int = _number(5, at_least=0, at_most=100)  # then training stops
-    # Factor on α, β or the learning rate, each time.
-    slower: float = _number(0.5, at_least=SLOWEST, at_most=0.99)
 
 
 @dataclass(frozen=True)
@@ -249,23 +253,32 @@ class AbstainConfig(Section):
     tpr: float = _number(0.95, above=0, at_most=0.9999, place=True)  # share of familiar images to accept
 
 
-# Feature networks that a recipe may name. A TorchScript file can write files when it runs: only the command
-# line and Python name one.
-FEATURE_NETWORKS = ("auto", "inception", "small")
-
-
 @dataclass(frozen=True)
 class EvaluateConfig(Section):
     samples: int = _number(1000, at_least=1, at_most=10_000_000)  # fresh chains, equally many per class
-    seed: int = _number(0, at_least=0, at_most=WHOLE_NUMBER)  # of the first chain
     ood: tuple[str, ...] = ("noise", "constant", "interp")  # or a named set or folder, see data/ood_sets.py
-    latent: int = _number(2000, at_least=10, at_most=100_000)  # test images on the map of features
-    # robustness, autoattack
-    attacks: Literal["quick", "full"] = "quick"  # see evaluations/robustness.py
-    attacked: int = _number(0, at_least=0, at_most=1_000_000)  # test images; 0: the preset's, 256
-    surrogate: str = ""  # a run whose adversarial images are tried on this model; in a recipe none
     # generation, validation
-    features: str = "auto"  # of FID; one of FEATURE_NETWORKS or, not in a recipe, a TorchScript file
     generated: int = _number(50_000, at_least=2, at_most=10_000_000)  # fresh chains
     generated_by_steps: int = _number(10_000, at_least=0, at_most=10_000_000)  # for each number of steps
     generation_steps: tuple[int, ...] = _number((100, 200, 400), at_least=1, at_most=1_000_000)  # to score at
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(EvaluateConfig):
+    """Settings of evaluations: [evaluate] of a recipe, and options that no recipe has.
+
+    A recipe travels with its model, and whoever evaluates a model may not know its author. So a recipe names
+    no file to read: a TorchScript file can write files when it runs.
+    """
+
+    seed: int = _number(0, at_least=0, at_most=WHOLE_NUMBER)  # of the first chain
+    # robustness, autoattack
+    attacks: Literal["quick", "full"] = "quick"  # see evaluations/robustness.py
+    attacked: int = _number(0, at_least=0, at_most=1_000_000)  # test images; 0: the preset's, 256
+    surrogate: str = ""  # a run whose adversarial images are tried on this model
+    features: str = "auto"  # of generation and validation: auto, inception, small or a TorchScript file
+
+    @classmethod
+    def of(cls, recipe: EvaluateConfig, **options: Any) -> "EvaluateOptions":
+        """Return the settings of a recipe with these options in place of its values and of the defaults."""
+        return cls(**{f.name: getattr(recipe, f.name) for f in fields(recipe)} | options)

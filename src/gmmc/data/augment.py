@@ -6,12 +6,10 @@ from torch import Tensor
 
 from gmmc.config.sections import AugmentConfig
 
-PAD_MODES = {"reflect": "reflect", "edge": "replicate"}
-
 
 def augment(x: Tensor, cfg: AugmentConfig, generator: torch.Generator) -> Tensor:
     if cfg.shift:
-        x = random_shift(x, cfg.shift, cfg.fill, generator)
+        x = random_shift(x, cfg.shift, generator)
     if cfg.flip:
         mirrored = torch.rand(len(x), generator=generator, device=x.device) < 0.5
         x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)
@@ -22,11 +20,10 @@ def augment(x: Tensor, cfg: AugmentConfig, generator: torch.Generator) -> Tensor
     return x
 
 
-def random_shift(x: Tensor, most: int, fill: str, generator: torch.Generator) -> Tensor:
-    """Each image moved by up to `most` pixels in both directions: padded, then cropped at random."""
+def random_shift(x: Tensor, most: int, generator: torch.Generator) -> Tensor:
+    """Each image moved by up to `most` pixels in both directions: padded by reflection, cropped at random."""
     batch, _, height, width = x.shape
-    sides = (most, most, most, most)
-    padded = F.pad(x, sides, value=-1.0) if fill == "black" else F.pad(x, sides, mode=PAD_MODES[fill])
+    padded = F.pad(x, (most, most, most, most), mode="reflect")
     offsets = torch.randint(0, 2 * most + 1, (2, batch, 1), generator=generator, device=x.device)
     rows = offsets[0] + torch.arange(height, device=x.device)
     columns = offsets[1] + torch.arange(width, device=x.device)

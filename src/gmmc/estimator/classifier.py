@@ -69,7 +69,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         Weight of sampled energies; 0 trains the classes alone, which is fastest. None: the recipe's.
     min_updates : int, default=500
         Few rows are gone through more often than the recipe's epochs say, until there are so many updates in
-        each phase. Not of phases that only a start has, [frozen] and [finetune].
+        each phase. Not of the phases of a start, [transfer].
     image_shape : tuple, default=None
         (height, width), (channels, height, width) or (height, width, channels) of flat rows.
     tpr : float, default=0.95

@@ -48,7 +48,8 @@ def chosen(recipe: str, shape: Shape, classes: int, overrides: Mapping[str, Any]
 
 def check_no_start(recipe: str | Path) -> None:
     """Refuse a recipe that names a start, which is a parameter here; "auto" is not followed."""
-    named = recipes.load(recipe).train.start
+    table = recipes.read_toml(recipes.find_recipe(recipe)).get("train")
+    named = table.get("start", "") if isinstance(table, dict) else ""
     if named not in ("", schema.AUTO_START):
         raise InputError(f"recipe must leave train.start to the parameter start, got {shortened(named)}")
 

@@ -11,14 +11,14 @@ from gmmc.base import intervals
 from gmmc.base.names import TEMPERATURES
 from gmmc.base.progress import Progress
 from gmmc.classifier.scores import batched, check_finite, tempered
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset
 from gmmc.evaluations.calibration import brier
 from gmmc.evaluations.result import Result, conditions
 from gmmc.evaluations.temperatures import used
 
 
-def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
+def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateOptions) -> Result:
     network, labels, classes = tempered(model), data.test.labels, len(data.class_names)
     logits = logits_of(model, data.test.images)
     predicted = logits.argmax(-1)

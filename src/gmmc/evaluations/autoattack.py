@@ -6,7 +6,7 @@ The attack that others quote. `robustness` has more attacks, and in its preset `
 from torch import nn
 
 from gmmc.base.progress import Progress
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset
 from gmmc.evaluations.attack_run import (
     accuracies,
@@ -29,7 +29,9 @@ IMAGES = 256
 THREATS = Threat.linf(4), Threat.linf(8)
 
 
-def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFolder | None = None) -> Result:
+def evaluate(
+    model: nn.Module, data: Dataset, cfg: EvaluateOptions, folder: RunFolder | None = None
+) -> Result:
     attacked = choose_images(data.test, cfg.attacked or IMAGES, cfg.seed)
     target = Target(model)
     store = open_store("autoattack", folder, target, attacked, THREATS, QUERIES, cfg.seed)

@@ -9,7 +9,7 @@ from gmmc.base.names import TEMPERATURES
 from gmmc.base.progress import Progress
 from gmmc.base.seeds import generator
 from gmmc.classifier.scores import logits_at, tempered, unit_energies
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset
 from gmmc.evaluations.result import Result, conditions
 from gmmc.evaluations.temperatures import doubts_of_fit, fitted_on, temperatures, used
@@ -19,7 +19,7 @@ SIMULATIONS = 200
 SATURATED = 0.25  # share of confidences that are exactly 1 from which the posterior says nothing
 
 
-def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
+def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateOptions) -> Result:
     network, labels = tempered(model), data.test.labels
     with Progress("calibration", len(labels)) as bar:
         energies = unit_energies(network, data.test.images, bar.update)

@@ -13,7 +13,7 @@ from gmmc.base.atomic import write_atomic
 from gmmc.base.outputs import PNG_MARK, check_replaceable, check_within, has_mark
 from gmmc.classifier.model import Classifier
 from gmmc.classifier.scores import evaluating
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateConfig, EvaluateOptions
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.evaluations.registry import EVALUATIONS, LONG, choose
@@ -34,13 +34,15 @@ def evaluate(
     """Run the named evaluations, or all short ones that the model allows: `found["accuracy"].values["top1"]`.
 
     `model` is one of ours or any module of images in [0, 1] → logits. `out` is a run folder to keep results
-    and pictures in, where `gmmc report` finds them, and where an interrupted evaluation goes on.
+    and pictures in, where `gmmc report` finds them, and where an interrupted evaluation goes on. `cfg` is
+    [evaluate] of a recipe, or a `gmmc.config.EvaluateOptions`, which has a seed and more.
     """
     results = {}
+    options = cfg if isinstance(cfg, EvaluateOptions) else EvaluateOptions.of(cfg or EvaluateConfig())
     folder = None if out is None else RunFolder(out)
     if folder is not None:
         check_keeps_results(folder.path, "out")
-    for name, result in one_by_one(model, data, names, cfg or EvaluateConfig(), folder):
+    for name, result in one_by_one(model, data, names, options, folder):
         if folder is not None:
             result = keep(result, name, folder)
         results[name] = result
@@ -81,7 +83,7 @@ def one_by_one(
     model: nn.Module,
     data: Dataset,
     names: Iterable[str] | str,
-    cfg: EvaluateConfig,
+    cfg: EvaluateOptions,
     folder: RunFolder | None = None,
 ) -> Iterator[tuple[str, Result]]:
     """Each evaluation as it is done. One that was asked for by name and is impossible is an error.

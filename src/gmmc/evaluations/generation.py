@@ -19,7 +19,7 @@ from gmmc.base import intervals
 from gmmc.base.progress import Progress
 from gmmc.classifier.drawing import Drawer
 from gmmc.classifier.model import Classifier
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.evaluations.buffer_images import KEPT, Buffer, most_confident, read_buffer
@@ -95,7 +95,7 @@ class Scores:
 
 
 def evaluate(
-    model: Classifier, data: Dataset, cfg: EvaluateConfig, folder: RunFolder | None = None
+    model: Classifier, data: Dataset, cfg: EvaluateOptions, folder: RunFolder | None = None
 ) -> Result:
     """The run folder, if any, holds the replay buffer, and meanwhile the chains drawn so far."""
     check(model, data, cfg)
@@ -129,7 +129,7 @@ def evaluate(
     )
 
 
-def check(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> None:
+def check(model: Classifier, data: Dataset, cfg: EvaluateOptions) -> None:
     """Refuse before the work what cannot be done."""
     model.check_can_sample()
     check_counts("generation", data, cfg, ("train", "test"))
@@ -142,7 +142,7 @@ def check(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> None:
         raise InputError(f"generation_steps must be at least 1, got {min(cfg.generation_steps)}")
 
 
-def check_counts(evaluation: str, data: Dataset, cfg: EvaluateConfig, parts: tuple[str, ...]) -> None:
+def check_counts(evaluation: str, data: Dataset, cfg: EvaluateOptions, parts: tuple[str, ...]) -> None:
     """Enough fresh chains, and enough real images in each part of the data that is looked at."""
     fewest = fewest_chains(data)
     if cfg.generated < fewest:
@@ -257,7 +257,7 @@ def follow(
     network: FeatureNetwork,
     model: Classifier,
     drawer: Drawer,
-    cfg: EvaluateConfig,
+    cfg: EvaluateOptions,
     fresh: Images,
     reference: Images,
     scores: Scores,
@@ -299,7 +299,7 @@ def told(
     model: Classifier,
     drawer: Drawer,
     data: Dataset,
-    cfg: EvaluateConfig,
+    cfg: EvaluateOptions,
     network: FeatureNetwork,
     counts: dict[str, int],
     buffer: Buffer | None,
@@ -337,7 +337,7 @@ def told_of_features(network: FeatureNetwork) -> dict[str, Any]:
     return {"features": network.name, "features_precision": "float32 without TF32", "pixels": "uint8"}
 
 
-def told_of_chains(drawer: Drawer, cfg: EvaluateConfig) -> dict[str, Any]:
+def told_of_chains(drawer: Drawer, cfg: EvaluateOptions) -> dict[str, Any]:
     sampler = drawer.settings.sampler
     return {
         "steps": drawer.settings.steps,

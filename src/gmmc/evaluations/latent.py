@@ -9,18 +9,17 @@ from gmmc.base.progress import Progress
 from gmmc.base.seeds import generator
 from gmmc.classifier.model import Classifier
 from gmmc.classifier.scores import batched, check_finite, tempered
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.evaluations.result import Result, conditions
 
+IMAGES = 2000  # on the map, at most
 NEIGHBOURS = 10
 
 
-def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
-    chosen = (
-        torch.randperm(len(data.test), generator=generator(cfg.seed, "latent"))[: cfg.latent].sort().values
-    )
+def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateOptions) -> Result:
+    chosen = torch.randperm(len(data.test), generator=generator(cfg.seed, "latent"))[:IMAGES].sort().values
     some = data.test[chosen]
     if len(some) < NEIGHBOURS + 1 or len(some.labels.unique()) < 2:
         raise InputError(f"a map of features needs {NEIGHBOURS + 1} test images of two classes or more")

@@ -13,7 +13,7 @@ from gmmc.base.progress import Progress
 from gmmc.classifier.abstention import NEIGHBOURS
 from gmmc.classifier.model import Classifier
 from gmmc.classifier.scores import Tempered, check_finite, feature_scores, features, gradient_norms, tempered
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.data.ood_sets import GENERATED, Outside, find_outside
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
@@ -28,7 +28,7 @@ INSIDE = "test images"  # beside the names of the other sets, where a value is o
 Scores = dict[tuple[str, str], np.ndarray]  # (score, temperature) → one number per image
 
 
-def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig) -> Result:
+def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateOptions) -> Result:
     sets, flags = find_sets(data, cfg)  # what is missing is reported before the work
     network = tempered(model)
     found = temperatures(network, data)
@@ -162,7 +162,7 @@ def accepted_images(model: nn.Module, seen: Seen, rule: dict[str, Any]) -> Tenso
     return scores[score] >= rule["below"]
 
 
-def find_sets(data: Dataset, cfg: EvaluateConfig) -> tuple[list[Outside], list[str]]:
+def find_sets(data: Dataset, cfg: EvaluateOptions) -> tuple[list[Outside], list[str]]:
     """The sets of other images, and why one that is made from the test images cannot be made from these."""
     if not cfg.ood:
         raise InputError("evaluate.ood must name at least one set of other images, got none")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gmmc.base import intervals
 from gmmc.base.names import PAPER_PGD, WORST_CASE
 from gmmc.base.progress import Progress
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations import masking
@@ -44,7 +44,9 @@ SHOWN = 10  # images with their adversarial noise
 Moved = dict[str, tuple[Tensor, Tensor]]  # attack → (images as it moved them, whether it succeeded)
 
 
-def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFolder | None = None) -> Result:
+def evaluate(
+    model: nn.Module, data: Dataset, cfg: EvaluateOptions, folder: RunFolder | None = None
+) -> Result:
     preset = PRESETS[cfg.attacks]
     surrogate = load_surrogate(cfg.surrogate, model, data)
     attacked = choose_images(data.test, cfg.attacked or preset.images, cfg.seed)

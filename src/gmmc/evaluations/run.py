@@ -1,6 +1,5 @@
 """`gmmc evaluate`: measure a finished run on its own data."""
 
-import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from gmmc.base.inputs import kind_of
 from gmmc.base.limits import LONG_SHOWN
 from gmmc.base.text import print_line, shortened
 from gmmc.classifier.build import recipe_of
+from gmmc.config.sections import EvaluateOptions
 from gmmc.errors import InputError
 from gmmc.evaluations.evaluate import keep, one_by_one
 from gmmc.evaluations.registry import choose
@@ -41,8 +41,8 @@ def evaluate_run(
     """Measure a finished run on its own data, one evaluation after the other.
 
     Each is in results.json, and its pictures in the folder, before the next begins. `changes` are settings of
-    [evaluate] that differ from the recipe; None leaves one as it is. Of a model that ships with gmmc the copy
-    in runs/ is evaluated. `count`: threads, see `load_model`.
+    `EvaluateOptions`; None leaves one as the recipe has it, or at its default. Of a model that ships with
+    gmmc the copy in runs/ is evaluated. `count`: threads, see `load_model`.
     """
     if not shipped.find(run).is_dir():
         models = shipped.listed("; models that ship with gmmc")
@@ -56,7 +56,7 @@ def evaluate_run(
             wanted = " or ".join(f"`gmmc evaluate RUN {name}`" for name in takers)
             raise InputError(f"--{option} is for {wanted}, got {', '.join(names) or 'no name'}")
     given = {key: value for key, value in changes.items() if value is not None}
-    cfg = dataclasses.replace(recipe_of(model).evaluate, **given)
+    cfg = EvaluateOptions.of(recipe_of(model).evaluate, **given)
     if not names and not model.can_sample:
         print_line("samples is left out: this model was trained without samples", file=sys.stderr)
     data = load_data(model, run)

@@ -17,7 +17,7 @@ from gmmc.base.progress import Progress
 from gmmc.base.seeds import generator
 from gmmc.classifier.drawing import Drawer
 from gmmc.classifier.model import Classifier
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations.result import Result, conditions
@@ -29,7 +29,7 @@ JUDGE_IMAGES, JUDGE_PIXELS = 10_000, 10_000_000
 FILM_CHAINS = 10
 
 
-def evaluate(model: Classifier, data: Dataset, cfg: EvaluateConfig) -> Result:
+def evaluate(model: Classifier, data: Dataset, cfg: EvaluateOptions) -> Result:
     classes = len(data.class_names)
     if cfg.samples < 2 * classes:
         raise InputError(f"samples must be at least 2 per class, {2 * classes}, got {cfg.samples}")

@@ -15,7 +15,7 @@ from gmmc.base import intervals
 from gmmc.base.progress import Progress
 from gmmc.classifier.drawing import Drawer
 from gmmc.classifier.model import Classifier
-from gmmc.config.sections import EvaluateConfig
+from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
 from gmmc.evaluations.accuracy import logits_of
@@ -46,7 +46,9 @@ from gmmc.pixels import as_unit
 from gmmc.runs.folder import RunFolder
 
 
-def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateConfig, folder: RunFolder | None = None) -> Result:
+def evaluate(
+    model: nn.Module, data: Dataset, cfg: EvaluateOptions, folder: RunFolder | None = None
+) -> Result:
     """The run folder, if any, holds the replay buffer, and meanwhile the chains drawn so far.
 
     Of a model that was trained without samples there is the accuracy alone.
@@ -86,7 +88,7 @@ def add_accuracy(scores: Scores, model: nn.Module, valid: LabelledImages) -> Non
 
 
 def generated_sets(
-    model: Classifier, drawer: Drawer, cfg: EvaluateConfig, buffer: Buffer | None, work: Path | None
+    model: Classifier, drawer: Drawer, cfg: EvaluateOptions, buffer: Buffer | None, work: Path | None
 ) -> dict[str, LabelledImages]:
     """Fresh chains and, if there is one, no more of the buffer: FID depends on the number of images."""
     fresh = draw(model, drawer, cfg.generated, cfg.seed, drawer.settings.steps, work)
@@ -138,7 +140,7 @@ def doubts(
 def told_of_samples(
     drawer: Drawer,
     data: Dataset,
-    cfg: EvaluateConfig,
+    cfg: EvaluateOptions,
     network: FeatureNetwork,
     sets: dict[str, LabelledImages],
     buffer: Buffer | None,

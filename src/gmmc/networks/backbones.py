@@ -23,17 +23,16 @@ LAYOUT = torch.channels_last
 SLOPE = 0.2  # of LeakyReLU
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "leaky_relu": lambda: nn.LeakyReLU(SLOPE),
-    "silu": nn.SiLU,
-}
+
+def leaky_relu() -> nn.Module:
+    return nn.LeakyReLU(SLOPE)
 
 
 @dataclass(frozen=True)
 class Parts:
     """What a backbone is built of."""
 
-    activation: str
+    activation: Callable[[], nn.Module]
     batch_norm: bool
 
     def convolution(self, width_in: int, width_out: int, size: int, stride: int = 1) -> nn.Conv2d:
@@ -41,7 +40,7 @@ class Parts:
 
     def normalised(self, width: int, norm: type[BatchNorm] = nn.BatchNorm2d) -> list[nn.Module]:
         """Batch norm, if any, then the activation."""
-        return [*([norm(width)] if self.batch_norm else []), ACTIVATIONS[self.activation]()]
+        return [*([norm(width)] if self.batch_norm else []), self.activation()]
 
 
 class Block(nn.Module):
@@ -116,11 +115,11 @@ def _channels(shape: Shape) -> int:
     return channels
 
 
-# Name, or pattern of names with sizes in them → builder and its own activation.
-BACKBONES: dict[str, tuple[Callable[..., nn.Sequential], str]] = {
-    r"small_cnn": (small_cnn, "silu"),
-    r"wrn-(\d+)-([1-9]\d*)": (wide_resnet, "leaky_relu"),
-    r"mlp-([1-9]\d*)-([1-9]\d*)": (mlp, "leaky_relu"),
+# Name, or pattern of names with sizes in them → builder and activation.
+BACKBONES: dict[str, tuple[Callable[..., nn.Sequential], Callable[[], nn.Module]]] = {
+    r"small_cnn": (small_cnn, nn.SiLU),
+    r"wrn-(\d+)-([1-9]\d*)": (wide_resnet, leaky_relu),
+    r"mlp-([1-9]\d*)-([1-9]\d*)": (mlp, leaky_relu),
 }
 
 
@@ -129,9 +128,8 @@ def build_backbone(cfg: ModelConfig, shape: Shape) -> nn.Module:
     if len(cfg.backbone) > BACKBONE_NAME:
         rule = f"model.backbone must have at most {BACKBONE_NAME} characters (limits.BACKBONE_NAME)"
         raise InputError(f"{rule}, got {shortened(cfg.backbone)}")
-    for pattern, (build, own_activation) in BACKBONES.items():
+    for pattern, (build, activation) in BACKBONES.items():
         if match := re.fullmatch(pattern, cfg.backbone):
-            activation = own_activation if cfg.activation == "default" else cfg.activation
             parts = Parts(activation, batch_norm=cfg.norm != "none")
             network: Any = build(*map(int, match.groups()), shape=shape, dim=cfg.dim, parts=parts)
             return network.to(memory_format=LAYOUT)

@@ -93,7 +93,8 @@ class RunFolder(ResumeStates):
         try:
             return recipes.stored(recipes.read_toml(self.path / CONFIG))[0]
         except InputError as error:
-            raise InputError(f"{self.path / CONFIG} is damaged: {error}") from None
+            place = self.path / CONFIG
+            raise InputError(f"{place} is damaged, or not of this version of gmmc: {error}") from None
 
     @property
     def has_recipe(self) -> bool:

@@ -62,8 +62,8 @@ class Batches:
 
     def _frozen_trunk(self, now: Moment) -> FrozenTrunk:
         if self._trunk is None:
-            seed = self._process.cfg.seed
-            self._trunk = FrozenTrunk(self._model, self.images, now.phase, seed, self.on_features)
+            flip, report = now.phase.flip, self.on_features
+            self._trunk = FrozenTrunk(self._model, self.images, flip=flip, on_progress=report)
         return self._trunk
 
     def forget_trunk(self) -> None:

@@ -10,6 +10,9 @@ from gmmc.fid.chain_images import as_files, evenly
 from gmmc.fid.feature_cache import training_features
 from gmmc.fid.similarity import Gaussian, frechet
 
+IMAGES = 10_000  # of the buffer
+FEATURES = "auto"  # network, unless another is asked for
+
 
 class Watch:
     """The training images as the feature network sees them, and what the buffer looks like beside them.
@@ -18,8 +21,8 @@ class Watch:
     """
 
     def __init__(self, cfg: Config, data: Dataset, device: torch.device, feature_network: str | None = None):
-        self.every, self.images = cfg.train.fid_every, cfg.train.fid_images
-        self.network = features.find(feature_network or cfg.evaluate.features, data, device)
+        self.every = cfg.train.fid_every
+        self.network = features.find(feature_network or FEATURES, data, device)
         self.real = Gaussian.of(torch.cat(training_features(self.network, data)))
 
     def due(self, epoch: int, last: bool) -> bool:
@@ -28,7 +31,7 @@ class Watch:
 
     def fid(self, drawn: Tensor) -> float:
         """FID of images in [−1, 1]."""
-        chosen = evenly(len(drawn), self.images).to(drawn.device)
+        chosen = evenly(len(drawn), IMAGES).to(drawn.device)
         images = as_files(drawn[chosen])
         # Silent: there is the bar of the training.
         return frechet(self.real, Gaussian.of(self.network.features(images, silent=True)))

@@ -1,15 +1,11 @@
 """The frozen phase: the trunk, all layers but the last, keeps its weights and computes its features once."""
 
-import dataclasses
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from gmmc.base.seeds import generator
 from gmmc.classifier.model import Classifier
-from gmmc.config.sections import PhaseConfig
-from gmmc.data.augment import augment
 from gmmc.networks.backbones import LAYOUT, frozen_statistics, split_last
 from gmmc.pixels import to_signed
 from gmmc.train.memory import Table
@@ -20,28 +16,22 @@ PART = 64  # images per pass
 class FrozenTrunk:
     """Features of the training images before the last layer, (images, views, features).
 
-    A view is the image or, with `flip`, its mirror image; the rest of the phase's augmentation is drawn once.
-    Features depend on the weights, the seed and the number of threads alone: a resumed training computes the
-    same bits. `on_progress` is called with the number of images done and of all.
+    A view is the image or, with `flip`, its mirror image. Features depend on the weights and the number of
+    threads alone: a resumed training computes the same bits. `on_progress` is called with the number of
+    images done and of all.
     """
 
     def __init__(
-        self,
-        model: Classifier,
-        images: Table,
-        phase: PhaseConfig,
-        seed: int,
-        on_progress: Callable[[int, int], object],
+        self, model: Classifier, images: Table, *, flip: bool, on_progress: Callable[[int, int], object]
     ):
         self._trunk, self._last = split_last(model.backbone)
         self._valid: Tensor | None = None
-        unflipped, rows = dataclasses.replace(phase, flip=False), []
+        rows = []
         for first in range(0, len(images), PART):
             index = torch.arange(first, min(first + PART, len(images)))
             clean = to_signed(images.take(index))
-            source = generator(seed, "views", first, device=clean.device)
-            views = [clean, clean.flip(-1)] if phase.flip else [clean]
-            rows.append(torch.stack([self._look(augment(x, unflipped, source)) for x in views], 1))
+            views = [clean, clean.flip(-1)] if flip else [clean]
+            rows.append(torch.stack([self._look(x) for x in views], 1))
             on_progress(first + len(index), len(images))
         self._views = torch.cat(rows)
 

@@ -7,15 +7,16 @@ layer and a new head.
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from gmmc.base.tensorfile import pack
 from gmmc.classifier.build import recipe_of
 from gmmc.classifier.model import Classifier
-from gmmc.config import recipes, schema
+from gmmc.config import former, recipes, schema
 from gmmc.config.schema import Config
-from gmmc.config.sections import ModelConfig, PhaseConfig
+from gmmc.config.sections import ModelConfig, TransferConfig
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.networks.backbones import split_last
@@ -47,7 +48,7 @@ def begin(cfg: Config, data: Dataset) -> Beginning:
 
 def choose_start(cfg: Config, data: Dataset) -> tuple[str, str]:
     """Return the name of a shipped model to begin with, or "" and the reason."""
-    if cfg.frozen.epochs and HEADS[cfg.model.head].fixed_means and not cfg.model.dim:
+    if cfg.transfer.frozen_epochs and HEADS[cfg.model.head].fixed_means and not cfg.model.dim:
         return "", "beginning with random weights: model.dim=0 has no last layer that learns"
     for name in shipped.names():
         model = model_file.load(shipped.SHIPPED / name)
@@ -65,9 +66,10 @@ def resumed(cfg: Config, stored: Config) -> Config:
     """Adapt the recipe as when the run began, without the start, which may be gone."""
     if cfg.train.start == schema.AUTO_START:
         cfg = with_start(cfg, stored.train.start)
-    ways = [without_transfer(cfg)]
-    with contextlib.suppress(InputError):  # a recipe that leaves a transfer nothing to train
-        ways.append(transferred(cfg, stored.model))
+    ways = []
+    for adapted in (without_transfer, functools.partial(transferred, network=stored.model)):
+        with contextlib.suppress(InputError):  # a recipe that leaves one of them nothing to train
+            ways.append(adapted(cfg))
     return min(ways, key=lambda way: len(recipes.differences(stored, way)))
 
 
@@ -76,37 +78,37 @@ def is_transfer(start: Classifier, data: Dataset) -> bool:
 
 
 def transferred(cfg: Config, network: ModelConfig) -> Config:
-    """Recipe of a training from a start of other classes: with its network, [finetune] if there is one."""
+    """Recipe of a training from a start of other classes: its network, and [transfer] if that has epochs.
+
+    [discriminative] becomes the phase of all layers, with the augmentation that it has.
+    """
     norm = network.norm
     if norm in BATCH_NORMS:
         norm = cfg.model.norm if cfg.model.norm in BATCH_NORMS else "batch"
-    model = dataclasses.replace(
-        cfg.model, backbone=network.backbone, activation=network.activation, norm=norm
-    )
-    has_own = (cfg.frozen, cfg.finetune) != (PhaseConfig(), PhaseConfig())
-    if has_own and not cfg.frozen.epochs + cfg.finetune.epochs + cfg.generative.epochs:
-        raise InputError(
-            f"train.start={cfg.train.start} has nothing to train: frozen.epochs + finetune.epochs must be at "
-            "least 1, got 0"
-        )
-    phase = cfg.finetune if has_own else cfg.discriminative
+    model = dataclasses.replace(cfg.model, backbone=network.backbone, norm=norm)
+    phase = cfg.discriminative
+    if cfg.has_transfer:
+        transfer: dict[str, Any] = {"epochs": cfg.transfer.epochs, "lr": cfg.transfer.lr}
+        transfer |= {"schedule": "cosine", "decay_epochs": (), "warmup": 0, "weight_decay": 0.0}
+        phase = dataclasses.replace(phase, **transfer)
     return dataclasses.replace(cfg, model=model, discriminative=phase)
 
 
 def without_transfer(cfg: Config) -> Config:
     """Recipe without the phases that only a start of other classes needs."""
-    return dataclasses.replace(cfg, frozen=PhaseConfig(), finetune=PhaseConfig())
+    return dataclasses.replace(cfg, transfer=TransferConfig())
 
 
 def check_used(asked: Config, trained: Config, keys: Iterable[str]) -> None:
     """Refuse settings, given by their keys, that the adapted recipe drops."""
-    unused = [key for key in keys if key != "train.start" and _setting(asked, key) != _setting(trained, key)]
+    keys = [key for key in former.present(keys) if key != "train.start"]
+    unused = [key for key in keys if _setting(asked, key) != _setting(trained, key)]
     if not unused:
         return
-    if all(key.startswith(("frozen.", "finetune.")) for key in unused):
+    if all(key.startswith("transfer.") for key in unused):
         rule = "without a start of other classes (train.start)"
     else:
-        rule = f"with train.start={trained.train.start}, whose network and [finetune] are trained"
+        rule = f"with train.start={trained.train.start}, whose network and [transfer] are trained"
     raise InputError(f"{', '.join(unused)} would not be used {rule}; leave it out")
 
 

@@ -64,7 +64,6 @@ class Learner:
         updates = self.plan.total - self.plan.frozen
         engine = self.process.engine(updates, COMPILE_FROM_UPDATES)
         self.updater = Updater(self.model, cfg, self.process, engine)
-        self.updater.begin(self.plan.at(0).phase)
         setup = Setup(cfg, self.model, self.updater, self.process, self.plan, self.room, self.batch_size)
         self.algorithm = ALGORITHMS[cfg.train.algorithm](setup)
         self.meter = Meter(self.algorithm.measures, self.process.device)
@@ -273,8 +272,7 @@ class Learner:
         self.batches.forget_trunk()
         if self.average:
             self.average.model.load_state_dict(snapshot.part("average"))
-        phase = self.plan.at(max(0, self.step - 1)).phase
-        self.updater.begin(phase, snapshot.part("optimizer"))
+        self.updater.restore(snapshot.part("optimizer"))
         self.algorithm.load_state(snapshot.shard, info)
         self.meter.restore(snapshot.tensors["meter.sums"])
 

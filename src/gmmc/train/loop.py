@@ -57,7 +57,7 @@ def train(
     """Train in the folder `out`, going on where an earlier call with the same configuration stopped.
 
     `start`: a model in memory to begin with, in place of `train.start` or random weights.
-    `features`: network for the FID of `train.fid_every`, in place of `evaluate.features`; may be a file.
+    `features`: network for the FID of `train.fid_every`, auto if None; may be a file.
     `on_metrics`: called with each line of metrics.jsonl as it is written, a dictionary. An exception that it
     raises stops the training; the last checkpoint is intact, and the same call resumes from it.
     `changed`: keys of settings to refuse, such as "discriminative.epochs", if the start leaves them unused.

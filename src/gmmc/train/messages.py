@@ -23,7 +23,8 @@ def beginning(learner: Learner) -> Iterator[str]:
         unchecked = "; gmmc cannot check whether it has seen your test images"
         yield (
             f"beginning with the network of {cfg.train.start}, {cfg.model.backbone}, and a new last layer: "
-            f"{cfg.frozen.epochs} epochs of the last layer, {cfg.discriminative.epochs} of all layers"
+            f"{cfg.transfer.frozen_epochs} epochs of the last layer, "
+            f"{cfg.discriminative.epochs} of all layers"
             + ("" if in_python else "; train.start= begins with random weights and the recipe's network")
             + ("" if cfg.train.start in shipped.names() else unchecked)
         )

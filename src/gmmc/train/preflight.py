@@ -24,7 +24,7 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
     """Refuse a recipe that these data or so many processes do not allow."""
     choose(cfg.train.engine, pick_device(cfg.train.device), compile=False)
     smallest_side = min(data.shape[1:])
-    for name in ("frozen", "discriminative", "generative", "contrast"):
+    for name in ("discriminative", "generative", "contrast"):
         for key in ("shift", "cutout"):
             pixels = getattr(getattr(cfg, name), key)
             if pixels >= smallest_side:
@@ -39,7 +39,7 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
         raise InputError(f"train.batch_size {rule}, got {batch_size}")
     ALGORITHMS[cfg.train.algorithm].check_data(cfg, data, processes)
     updates = len(data.train) // batch_size
-    for name in ("frozen", "discriminative", "generative"):
+    for name in ("discriminative", "generative"):
         phase = getattr(cfg, name)
         if phase.epochs and phase.warmup > phase.epochs * updates:
             rule = f"must be at most the {phase.epochs * updates} updates of the phase"
@@ -50,6 +50,7 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
         raise InputError(f"model.dim {rule}, got {dim}")
     with torch.device("meta"):  # a network that cannot be built is refused before anything is written
         model = build(cfg, data.shape, data.class_names)
-    if cfg.frozen.epochs and not [*split_last(model.backbone)[1].parameters(), *model.head.parameters()]:
-        rule = "frozen.epochs needs a last layer that learns, model.dim above 0"
-        raise InputError(f"{rule}, got frozen.epochs={cfg.frozen.epochs} and model.dim={dim}")
+    frozen, last = cfg.transfer.frozen_epochs, split_last(model.backbone)[1]
+    if frozen and not [*last.parameters(), *model.head.parameters()]:
+        rule = "transfer.frozen_epochs needs a last layer that learns, model.dim above 0"
+        raise InputError(f"{rule}, got transfer.frozen_epochs={frozen} and model.dim={dim}")

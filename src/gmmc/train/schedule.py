@@ -1,5 +1,6 @@
 """What happens at which update: phase, learning rate and β(t), a function of the configuration alone."""
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,8 @@ from gmmc.train.state import PACE
 
 FROZEN = "frozen"
 FROZEN_WORK = 0.005  # of an update of all layers
+FROZEN_WARMUP = 50  # updates, at most
+DECAY = 0.3  # factor on the learning rate at each of `decay_epochs`
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,18 @@ class Plan:
     @property
     def frozen(self) -> int:
         """Updates of the last layer alone."""
-        return self.cfg.frozen.epochs * self.steps_per_epoch
+        return self.cfg.transfer.frozen_epochs * self.steps_per_epoch
+
+    @functools.cached_property
+    def frozen_phase(self) -> PhaseConfig:
+        """The phase of the last layer alone, which [transfer] describes."""
+        return PhaseConfig(
+            epochs=self.cfg.transfer.frozen_epochs,
+            lr=self.cfg.transfer.frozen_lr,
+            schedule="cosine",
+            warmup=min(FROZEN_WARMUP, self.frozen),
+            flip=self.cfg.discriminative.flip,
+        )
 
     @property
     def discriminative(self) -> int:
@@ -52,7 +66,7 @@ class Plan:
         """The moment of update number `step`, counted from 0."""
         epoch = step // self.steps_per_epoch
         if step < self.frozen:
-            phase = self.cfg.frozen
+            phase = self.frozen_phase
             return Moment(step, epoch, phase, FROZEN, self._lr(phase, step), 0.0)
         if step < self.discriminative:
             phase = self.cfg.discriminative
@@ -73,7 +87,7 @@ class Plan:
         if phase.schedule == "cosine":
             return phase.lr * 0.5 * (1 + math.cos(math.pi * step / (phase.epochs * self.steps_per_epoch)))
         decays = sum(step >= epoch * self.steps_per_epoch for epoch in phase.decay_epochs)
-        return phase.lr * phase.decay**decays
+        return phase.lr * DECAY**decays
 
     def work(self, step: int, generative_cost: float) -> float:
         """Cost of the first `step` updates, in updates of all layers on real images alone."""

@@ -10,13 +10,11 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from gmmc.classifier.model import Classifier
 from gmmc.config.schema import Config
-from gmmc.config.sections import PhaseConfig
 from gmmc.networks.backbones import has_live_statistics
 from gmmc.sampling.engine import Captured, Engine
 from gmmc.train.process import Process
 from gmmc.train.schedule import Moment
 
-OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 FUSED_ON = {"cuda"}  # one kernel for all parameters
 
 
@@ -34,15 +32,13 @@ class Updater:
     def __init__(self, model: Classifier, cfg: Config, process: Process, engine: Engine):
         self.model, self.cfg, self.process, self.engine = model, cfg, process, engine
         self.parameters = list(model.parameters())
+        self.optimizer = torch.optim.Adam(self.parameters, fused=model.device.type in FUSED_ON)
         self._captured: tuple[Hashable, Captured] | None = None  # of the present kind of batch
 
-    def begin(self, phase: PhaseConfig, slots: dict[str, Tensor] | None = None) -> None:
-        """A new optimiser, with no memory or with these slots."""
-        nesterov = {"momentum": phase.momentum, "nesterov": True} if phase.optimizer == "sgd" else {}
-        fused = self.model.device.type in FUSED_ON
-        self.optimizer = OPTIMIZERS[phase.optimizer](self.parameters, lr=phase.lr, fused=fused, **nesterov)
-        state = self.optimizer.state_dict()
-        for key, slot in (slots or {}).items():
+    def restore(self, slots: dict[str, Tensor]) -> None:
+        """Give the optimiser these slots, as `slots` returned them, in place of its own."""
+        state = self.optimizer.state_dict() | {"state": {}}
+        for key, slot in slots.items():
             index, name = key.split(".")
             place = state["state"].setdefault(int(index), {})
             place[name] = laid_out_like(self.parameters[int(index)], slot)
@@ -59,14 +55,10 @@ class Updater:
         }
 
     def prepare(self, now: Moment) -> None:
-        """Set the optimiser for this moment; moments of another kind of optimiser mean nothing to it."""
-        if not isinstance(self.optimizer, OPTIMIZERS[now.phase.optimizer]):
-            self.begin(now.phase)
+        """Set the learning rate and weight decay of this moment."""
         for group in self.optimizer.param_groups:
             group["lr"] = now.lr
             group["weight_decay"] = now.phase.weight_decay
-            if "momentum" in group:
-                group["momentum"] = now.phase.momentum
 
     def __call__(
         self, loss: Loss, *inputs: Tensor | None, network: Network | None = None, kind: Hashable = None

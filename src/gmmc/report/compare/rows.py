@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from gmmc.config import recipes, schema
+from gmmc.config import former, recipes, schema
 from gmmc.errors import InputError
 from gmmc.report.reading import Run
 from gmmc.runs.layout import CONFIG
@@ -62,13 +62,13 @@ def _row(run: Run, first: Settings) -> Row:
         values = {column: float(value) for column, value in found.items() if is_number(value)} | values
         ends = {column: evaluation.intervals.get(name) for column, name in EVALUATED.items()}
         intervals = {column: list(pair) for column, pair in ends.items() if pair and column in values}
-    cfg = _recipe(run)
+    cfg, watched = _recipe(run), former.value_in(run.config, "train.fid_images")
     return Row(
         name=run.name,
         state=run.state if evaluation or run.state != "finished" else NOT_EVALUATED,
         seed=cfg.train.seed,
         changes=changes(first, settings(run)),
-        fid_images=min(cfg.train.fid_images, cfg.buffer.size // (cfg.train.devices * cfg.train.nodes)),
+        fid_images=min(watched, cfg.buffer.size // (cfg.train.devices * cfg.train.nodes)),
         values=values,
         intervals=intervals,
         curves=_curves(run),
