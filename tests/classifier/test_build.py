@@ -71,7 +71,7 @@ def test_a_model_built_by_hand_is_evaluated(tmp_path):
     assert RunFolder(tmp_path).results().keys() == results.keys()
 
 
-def test_a_model_built_by_hand_draws_if_it_is_told_how(tmp_path):
+def test_a_model_built_by_hand_draws_with_drawing_settings():
     model, data = by_hand(drawing=DRAWING), tiny_data()
     images = model.sample(40, seed=3)
     assert torch.equal(model.sample(1, seed=37), images[34:35])
