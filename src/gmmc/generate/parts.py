@@ -26,7 +26,8 @@ def fingerprint(model: Classifier, steps: int | None = None) -> str:
     """A hash of all that decides what a label and a seed look like: weights, sampler, steps, precision."""
     settings = {
         "shape": model.shape,
-        "model": asdict(model.cfg.model),
+        # A key of earlier versions, whose images are to stay recognised.
+        "model": asdict(model.cfg.model) | {"activation": "default"},
         "sampler": asdict(model.cfg.sampler),
         "start": model.start.name,
         "steps": model.cfg.sample.steps if steps is None else steps,
