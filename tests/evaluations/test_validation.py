@@ -28,6 +28,7 @@ from gmmc.fid.similarity import Gaussian, frechet
 from gmmc.pictures import png
 from gmmc.pixels import to_uint8
 from gmmc.runs.folder import RunFolder
+from gmmc.train import buffer_fid
 from gmmc.train.loop import train
 from report_runs import accuracy_entry, entry, make_run, page_of, table_rows
 
@@ -141,8 +142,9 @@ def test_the_test_images_are_not_looked_at(run, digits):
     assert [*map(png, first.pictures.values())] == [*map(png, again.pictures.values())]
 
 
-def test_the_buffer_is_scored_as_it_was_while_training(tmp_path, data):
-    cfg = tiny_config(train={"fid_every": 1, "fid_images": 13}, generative={"epochs": 1})
+def test_the_buffer_is_scored_as_it_was_while_training(tmp_path, data, monkeypatch):
+    monkeypatch.setattr(buffer_fid, "IMAGES", 13)
+    cfg = tiny_config(train={"fid_every": 1}, generative={"epochs": 1})
     model = train(cfg, tmp_path / "run", data)
     folder = RunFolder(tmp_path / "run")
     (watched,) = [line["buffer_fid"] for line in folder.metrics() if "buffer_fid" in line]

@@ -51,7 +51,7 @@ def test_it_is_small_and_in_bf16():
 def test_it_is_the_recipe_s(model):
     """But for [evaluate]: sets to measure on may be added later."""
     recipe = recipes.load(ROOT / "recipes" / "cifar10-joint.toml")
-    for cfg in (model.cfg, recipes.from_dict(recipes.read_toml(FOLDER / "config.toml"))):
+    for cfg in (model.cfg, recipes.stored(recipes.read_toml(FOLDER / "config.toml"))[0]):
         assert not [line for line in recipes.differences(cfg, recipe) if not line.startswith("evaluate.")]
 
 

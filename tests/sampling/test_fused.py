@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gmmc.core import unit_energy
 from gmmc.errors import InputError
-from gmmc.networks.backbones import Parts, small_cnn, wide_resnet
+from gmmc.networks.backbones import Parts, leaky_relu, small_cnn, wide_resnet
 from gmmc.sampling.hopper.fused import FusedNetwork, PackedConvolution, recognised
 
 GPU = torch.cuda.is_available()
@@ -21,7 +21,7 @@ needs_gpu = pytest.mark.skipif(not GPU, reason="needs a GPU")
 needs_kernels = pytest.mark.skipif(not GPU and not INTERPRETED, reason="needs a GPU or TRITON_INTERPRET=1")
 DEVICE = "cuda" if GPU else "cpu"
 
-LEAKY = Parts("leaky_relu", batch_norm=False)
+LEAKY = Parts(leaky_relu, batch_norm=False)
 
 
 # --- a stand-in for the kernels, in plain torch ---
@@ -172,8 +172,8 @@ def test_what_is_recognised():
     for channels, dim, depth, width in ((3, 0, 10, 1), (1, 5, 16, 2)):
         assert recognised(network_of(depth, width, channels=channels, dim=dim))
     assert not recognised(small_cnn(shape=(3, 32, 32), dim=0, parts=LEAKY))
-    assert not recognised(network_of(parts=Parts("silu", batch_norm=False)))
-    assert not recognised(network_of(parts=Parts("leaky_relu", batch_norm=True)))
+    assert not recognised(network_of(parts=Parts(nn.SiLU, batch_norm=False)))
+    assert not recognised(network_of(parts=Parts(leaky_relu, batch_norm=True)))
     assert not recognised(nn.Sequential(*network_of(), nn.Tanh()))
     assert not recognised(nn.Linear(3, 3))
     for where in ("4", "2.before2.0"):

@@ -20,8 +20,9 @@ RENAMED = {
     "finetune.epochs": "transfer.epochs",
     "finetune.lr": "transfer.lr",
 }
-# Keys that a section of a file has though it does not name them, where [transfer] has others.
-DEFAULTS = {"shift": 0, "flip": False, "cutout": 0, "noise": 0.0, "warmup": 0, "schedule": "step"}
+UNAUGMENTED = {"shift": 0, "cutout": 0, "noise": 0.0}
+# What [frozen] and [finetune] had where a file names no such key, and [transfer] may not have.
+DEFAULTS = {**UNAUGMENTED, "flip": False, "warmup": 0, "schedule": "step"}
 SHOWN_KEYS = 8  # in a warning
 
 KINDS = typing.get_type_hints(Config)
@@ -88,8 +89,8 @@ def _phase(name: str) -> dict[str, Removed]:
 
 def _transfer(
     section: str, epochs: str, built_in: Tree, as_discriminative: tuple[str, ...]
-) -> Iterator[tuple]:
-    """Keys of [frozen] or [finetune], which matter where the phase has epochs."""
+) -> Iterator[tuple[str, Removed]]:
+    """Yield the keys of [frozen] or [finetune], which matter where `epochs`, a key, is not 0."""
     built_in = {"optimizer": "adam", "schedule": "cosine", "weight_decay": 0.0, **built_in}
     for key, value in built_in.items():
         yield f"{section}.{key}", Removed(_is(value), _if(epochs))
@@ -98,11 +99,8 @@ def _transfer(
         yield f"{section}.{key}", Removed(_equals(same), _if(epochs), f"{same}={{}} takes its place")
     matters = _if(epochs, "discriminative.shift") if "shift" in as_discriminative else NEVER
     yield f"{section}.fill", Removed(_is("reflect"), matters)
-    for key, value in {
-        "momentum": 0.9,
-        "decay_epochs": [],
-        "decay": 0.3,
-    }.items():  # no part of Adam and cosine
+    meaningless = {"momentum": 0.9, "decay_epochs": [], "decay": 0.3}  # to Adam and a cosine
+    for key, value in meaningless.items():
         yield f"{section}.{key}", Removed(_is(value), NEVER)
 
 
@@ -113,15 +111,8 @@ REMOVED: dict[str, Removed] = {
     **_phase("discriminative"),
     **_phase("generative"),
     "contrast.fill": Removed(_is("reflect"), _if("contrast.shift")),
-    **dict(
-        _transfer(
-            "frozen",
-            "transfer.frozen_epochs",
-            {"warmup": 50, "shift": 0, "cutout": 0, "noise": 0.0},
-            ("flip",),
-        )
-    ),
-    **dict(_transfer("finetune", "transfer.epochs", {"warmup": 0}, ("shift", "flip", "cutout", "noise"))),
+    **dict(_transfer("frozen", "transfer.frozen_epochs", {"warmup": 50, **UNAUGMENTED}, ("flip",))),
+    **dict(_transfer("finetune", "transfer.epochs", {"warmup": 0}, ("flip", *UNAUGMENTED))),
     "evaluate.seed": _option("seed", 0),
     "evaluate.latent": Removed(_is(2000), stored="noted"),
     "evaluate.attacks": _option("attacks", "quick"),

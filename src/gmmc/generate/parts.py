@@ -29,7 +29,8 @@ def fingerprint(model: Classifier, steps: int | None = None) -> str:
     drawer = model.drawer()
     settings = {
         "shape": model.shape,
-        "model": asdict(recipe_of(model).model),
+        # A key of earlier versions, whose images are to stay recognised.
+        "model": asdict(recipe_of(model).model) | {"activation": "default"},
         "sampler": asdict(drawer.settings.sampler),
         "start": model.start.name,
         "steps": drawer.settings.steps if steps is None else steps,
