@@ -25,7 +25,7 @@ SECONDS = 60
 BYTES = 2 * 10**9
 # Lines that may precede an error: notes about a recipe or the data, and what a training prints.
 NOTES = re.compile(
-    r"\S.*: \w+\.\w+=.* of its recipe is not used|(reading .*|report) +\d+%.*|"
+    r"deprecated settings: .*|\S.*: \w+\.\w+=.* of its recipe is not used|(reading .*|report) +\d+%.*|"
     r".*: (no test split; |its own \d+ validation images|not used: |not read: |read from |"
     r"only \d+ of the \d+ files|\d+ .* images? ).*"
 )

@@ -9,6 +9,8 @@ import gmmc.train.loop
 from conftest import make_learner, real_batch, set_state, tiny_config, tiny_data
 from gmmc import core
 from gmmc.base.tensorfile import pack, unpack
+from gmmc.config import recipes
+from gmmc.data import sources as data_sources
 from gmmc.errors import InputError
 from gmmc.networks.backbones import batch_norms
 from gmmc.pixels import to_signed
@@ -513,3 +515,36 @@ def test_a_streamed_training_says_so_and_resumes(tmp_path, data, capsys):
     plain = train(tiny_config(), tmp_path / "plain", data)
     for mine, theirs in zip(again.parameters(), plain.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "facts"),
+    [
+        (["sampler.name=sgld", "train.beta=0"], ["sampler.name=sgld", "never used", "generative.epochs"]),
+        (["sampler.name=sgld_jem", "generative.epochs=0"], ["sampler.name=sgld_jem", "never used"]),
+        (
+            ["model.head=linear", "objective.name=balanced"],
+            ["sampler.name=staged", "model.head=linear", "sgld or sgld_jem"],
+        ),
+        (["model.head=lda"], ["objective.name=gmmc", "fixed", "model.head=lda", "objective.name=balanced"]),
+        (["model.head=linear", "sampler.name=sgld"], ["objective.name=gmmc", "model.head=linear"]),
+        (
+            ["model.head=linear", "objective.name=balanced", "train.beta=0", "abstain.score=residual"],
+            ["abstain.score=residual", "model.head=linear"],
+        ),
+        (
+            ["model.head=linear", "objective.name=balanced", "sampler.name=sgld", "model.scale=3"],
+            ["model.scale", "model.head=linear", "got 3"],
+        ),
+        (["contrast.noise=0.1"], ["[contrast]", "objective.name=gmmc"]),
+    ],
+)
+def test_settings_that_contradict_what_they_name_are_refused_before_data_are_read(
+    overrides, facts, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(data_sources, "load", lambda *_: pytest.fail("data were read"))
+    with pytest.raises(InputError) as caught:
+        train(recipes.load("digits", overrides), tmp_path / "run")
+    assert all(fact in str(caught.value) for fact in facts)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
