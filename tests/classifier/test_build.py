@@ -169,3 +169,20 @@ def test_a_file_keeps_the_rules_in_force(tmp_path):
 def test_chains_that_walk_to_means(sampler, samples, expected):
     model = make_model(sampler={"name": sampler}, train={"beta": 0.5 if samples else 0.0})
     assert model.walks_to_means == expected
+
+
+def test_a_head_without_means_needs_another_sampler_than_the_default():
+    backbone = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 16))
+    head = HEADS["linear"](3, 16, 1.0, None)
+    names = {"shape": (1, 8, 8), "class_names": ["a", "b", "c"]}
+    model = gmmc.Classifier(backbone, head, drawing=DrawingSettings(), **names)
+    with pytest.raises(InputError, match=r"sampler\.name=staged"):
+        model.sample(1)
+    langevin = DrawingSettings(SamplerConfig(name="sgld"), steps=2)
+    assert gmmc.Classifier(backbone, head, drawing=langevin, **names).sample(1).shape == (1, 1, 8, 8)
+
+
+@pytest.mark.parametrize("wrong", [{"precision": "fp8"}, {"engine": "nonsense"}, {"steps": 0}])
+def test_impossible_drawing_settings_are_refused(wrong):
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        DrawingSettings(**wrong)

@@ -388,3 +388,15 @@ def test_in_a_process_group_of_one(tmp_path):
 def test_energies_of_features_stay_in_full_precision():
     features = torch.full((2, 4), 1.001, dtype=torch.bfloat16)
     assert unit_energy(features, torch.ones(2, 4)).dtype == torch.float32
+
+
+def test_energies_that_are_new_in_every_call_do_not_pile_up(monkeypatch, capsys):
+    """Each would be compiled and captured; beyond a few the gradient is computed without, and is the same."""
+    monkeypatch.setattr(engine, "MOST_CAPTURES", 3)
+    model = model_on("cpu")
+    gradient = FastGradient(model.backbone, COPY, "fp32")
+    x, goal = torch.rand(2, *model.shape), torch.zeros(2, model.head.dim)
+    found = [gradient(lambda phi, z: unit_energy(phi, z), x, goal).clone() for _ in range(6)]
+    assert len(gradient._captured) == 3
+    assert all(torch.equal(found[0], other) for other in found)
+    assert "without captures" in capsys.readouterr().err

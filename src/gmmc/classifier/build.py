@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from gmmc.base.class_names import check_class_names
-from gmmc.classifier.checks import check_model
+from gmmc.classifier.checks import check_model, without_means
 from gmmc.classifier.drawing import DrawingSettings
 from gmmc.classifier.model import Classifier
 from gmmc.config.schema import Config
@@ -15,7 +15,6 @@ from gmmc.networks.backbones import build_backbone, feature_dim
 from gmmc.networks.heads import HEADS, Head
 from gmmc.pixels import Shape
 from gmmc.sampling.initial import GaussianStart, UniformStart
-from gmmc.sampling.samplers import SAMPLERS
 
 
 def build(cfg: Config, shape: Shape, class_names: Sequence[str], priors: Tensor | None = None) -> Classifier:
@@ -33,7 +32,6 @@ def build(cfg: Config, shape: Shape, class_names: Sequence[str], priors: Tensor 
         abstain=cfg.abstain,
         drawing=_drawing_settings(cfg),
         no_drawing=_no_drawing(cfg, head),
-        walks_to_means=cfg.samples and SAMPLERS[cfg.sampler.name].to_means,
         resizes=cfg.data.size > 0,
     )
     model.cfg = cfg
@@ -67,7 +65,7 @@ def _drawing_settings(cfg: Config) -> DrawingSettings | None:
 
 
 def _no_drawing(cfg: Config, head: Head) -> str:
-    sampler = "" if head.has_means else " and sampler.name=sgld, since it has no class means"
+    sampler = "" if head.has_means else f" and sampler.name={without_means()}, since it has no class means"
     return (
         f"this model was trained without samples (train.beta={cfg.train.beta:g}, "
         f"generative.epochs={cfg.generative.epochs}); train one with both above 0{sampler}, "

@@ -9,17 +9,27 @@ from gmmc.sampling.samplers import SAMPLERS
 NEED_MEANS = ("span_density", "residual")  # scores
 
 
+def without_means() -> str:
+    """Names of the samplers for a head without class means."""
+    return " or ".join(name for name, sampler in SAMPLERS.items() if not sampler.to_means)
+
+
+def check_sampler(name: str, *, has_means: bool) -> None:
+    """Refuse a sampler that walks to class means where the head has none."""
+    if SAMPLERS[name].to_means and not has_means:
+        raise InputError(
+            f"sampler.name={name} walks to a class mean and the head has none (model.head=linear); "
+            f"use {without_means()}"
+        )
+
+
 def check_model(cfg: Config) -> None:
     """Refuse settings that need class means where the head has none."""
     head = cfg.model.head
     if HEADS[head].has_means:
         return
-    if cfg.samples and SAMPLERS[cfg.sampler.name].to_means:
-        others = " or ".join(name for name, sampler in SAMPLERS.items() if not sampler.to_means)
-        raise InputError(
-            f"sampler.name={cfg.sampler.name} walks to a class mean and model.head={head} has none; "
-            f"use {others}"
-        )
+    if cfg.samples:
+        check_sampler(cfg.sampler.name, has_means=False)
     if cfg.model.scale != ModelConfig.scale:
         raise InputError(
             f"model.scale is the norm of class means and model.head={head} has none, got {cfg.model.scale:g}"

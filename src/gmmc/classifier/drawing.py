@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from gmmc import core
+from gmmc.classifier.checks import check_sampler
 from gmmc.classifier.labels import label_tensor
 from gmmc.classifier.scores import check_finite
-from gmmc.config.sections import SampleConfig, SamplerConfig
+from gmmc.config.sections import SampleConfig, SamplerConfig, TrainConfig
 from gmmc.errors import InputError
 from gmmc.networks.heads import Head
 from gmmc.pixels import Shape, to_unit
@@ -33,6 +34,10 @@ class DrawingSettings:
     steps: int = SampleConfig.steps
     engine: str = "auto"
     precision: str = "auto"
+
+    def __post_init__(self):
+        SampleConfig(steps=self.steps)
+        TrainConfig(engine=self.engine, precision=self.precision)  # pyright: ignore[reportArgumentType]
 
 
 class Drawer:
@@ -64,6 +69,7 @@ class Drawer:
         *,
         device: torch.device,
     ):
+        check_sampler(settings.sampler.name, has_means=head.has_means)
         self.backbone, self.head, self.initial, self.settings = backbone, head, initial, settings
         self.shape, self.classes, self.device = shape, classes, device
         self._engine = engine.choose_for_samples(settings.engine, device)
@@ -138,6 +144,7 @@ class Drawer:
         """The chains of `sample(len(labels), labels, seed)` after these numbers of steps: (frames, n, …)."""
         if not frames or min(frames) < 0:
             raise InputError(f"frames must be numbers of steps, at least 0, got {list(frames)}")
+        _check_seed(seed)
         y, steps = label_tensor(labels, len(labels), self.classes), max(frames)
         reporting = on_progress and _reporting(on_progress, steps)
         parts = [torch.empty(len(frames), 0, *self.shape, device=self.device)]

@@ -32,6 +32,7 @@ from gmmc.errors import InputError
 from gmmc.networks.heads import Head
 from gmmc.pixels import Shape, as_batch, to_signed
 from gmmc.sampling.initial import GaussianStart, UniformStart
+from gmmc.sampling.samplers import SAMPLERS
 
 DEFAULT_RULE = AbstainConfig()
 
@@ -57,8 +58,6 @@ class Classifier(Predictor):
         How to draw images. None: the model cannot draw.
     no_drawing : str
         Reason, for the error message of a model that cannot draw.
-    walks_to_means : bool, default=False
-        Whether training moved chains to class means: log p(x) is then no density outside their span.
     resizes : bool, default=False
         Whether `gmmc.read_images` crops and resizes images of another size.
 
@@ -93,11 +92,10 @@ class Classifier(Predictor):
         abstain: AbstainConfig = DEFAULT_RULE,
         drawing: DrawingSettings | None = None,
         no_drawing: str = "this model was built without drawing settings (drawing=None)",
-        walks_to_means: bool = False,
         resizes: bool = False,
     ):
         super().__init__()
-        self.shape = shape
+        self.shape = (shape[0], shape[1], shape[2])
         self.class_names = check_class_names(tuple(class_names), "class_names")
         if len(head.priors) != len(self.class_names):
             classes = len(self.class_names)
@@ -105,7 +103,7 @@ class Classifier(Predictor):
         self.backbone, self.head = backbone, head
         self.start = UniformStart(shape) if initial is None else initial  # "start." in the names of tensors
         self.abstain, self.drawing, self.resizes = abstain, drawing, resizes
-        self._no_drawing, self.walks_to_means = no_drawing, walks_to_means
+        self._no_drawing = no_drawing
         self.cfg: Config | None = None
         self.trained: dict[str, Any] = {}  # how, for the conditions of a result
         self.reference: Reference | None = None  # scores of validation images, for `answer`
@@ -203,6 +201,11 @@ class Classifier(Predictor):
         which carries no class, makes up more than half of the energy of validation images.
         """
         return self._resolved(self.abstain.score)
+
+    @property
+    def walks_to_means(self) -> bool:
+        """Whether chains move to class means: log p(x) is then no density outside their span."""
+        return bool(self.drawing and SAMPLERS[self.drawing.sampler.name].to_means)
 
     def _resolved(self, score: str) -> str:
         if score != "auto":

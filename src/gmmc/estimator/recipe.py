@@ -11,6 +11,7 @@ import numpy as np
 from gmmc.base.text import shortened
 from gmmc.config import recipes, schema
 from gmmc.config.schema import Config
+from gmmc.config.sections import SamplerConfig
 from gmmc.errors import InputError
 from gmmc.networks.heads import HEADS
 from gmmc.pixels import Shape, is_vector
@@ -28,7 +29,7 @@ def chosen(recipe: str, shape: Shape, classes: int, overrides: Mapping[str, Any]
         raise InputError(f"recipe must be a name or a file, got {shortened(recipe)}")
     changes = {key: _plain(value) for key, value in overrides.items()}
     if changes.get("train.beta") == 0:  # nothing is sampled, and no sampler needed
-        changes |= {"generative.epochs": 0, "sampler.name": "staged"}
+        changes |= {"generative.epochs": 0, "sampler.name": SamplerConfig.name}
     if "train.start" not in changes:
         check_no_start(recipe)
         # Rows have no class names to choose a start by, and a silent fit would not report which it chose.

@@ -32,6 +32,7 @@ TRAPPED = (  # and the remedy
     "this CPU reports AMX but traps its instructions; "
     "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16 for bf16 without AMX"
 )
+MOST_CAPTURES = 16  # of kinds of gradients
 PLAIN_CALLS = 3  # before a capture: libraries choose their kernels and take their memory
 
 
@@ -269,8 +270,8 @@ class PlainGradient:
 class FastGradient:
     """The gradient by weights copied from the network, which `refresh` copies again; on a GPU captured.
 
-    One capture per energy, shape of images and shape of goals: an energy must be the same object, or equal,
-    from one call to the next.
+    One capture per energy, shape of images and shape of goals. An energy that is another object in every call
+    would be captured in every call: beyond `MOST_CAPTURES` gradients are computed without, with a warning.
     """
 
     def __init__(self, network: nn.Module, engine: Engine, precision: str):
@@ -298,6 +299,9 @@ class FastGradient:
     def __call__(self, energy: Energy, x: Tensor, goal: Tensor) -> Tensor:
         key = (energy, x.shape, goal.shape)
         if key not in self._captured:
+            if len(self._captured) == MOST_CAPTURES:
+                say_once(f"the sampler runs without captures: more than {MOST_CAPTURES} kinds of gradients")
+                return self._copy.gradient(energy, x, goal)
             self._captured[key] = Captured(
                 list(self._ways(energy, x.shape)),
                 self.device,

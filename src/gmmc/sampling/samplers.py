@@ -36,7 +36,7 @@ class Noise(Protocol):
 
 @dataclass(frozen=True)
 class Chains:
-    """What a sampler may know of the chains it moves."""
+    """Chains that a sampler moves."""
 
     labels: Tensor  # y′
     means: Tensor | None  # μ_y′, where the head has means

@@ -25,22 +25,23 @@ SLOWER = 0.5  # factor on a learning rate, α or β at each rollback
 class Batch:
     """This process's rows of a batch of real images."""
 
-    images: Tensor  # x in [−1, 1], augmented as the phase says; features where the trunk is frozen
+    images: Tensor  # x in [−1, 1], augmented as in the phase; features where the trunk is frozen
     labels: Tensor  # y
-    augmented: Callable[[AugmentConfig, str], Tensor]  # the same images in another way, with other randomness
+    # The same images augmented in another way, by the randomness of this name; not where the trunk is frozen.
+    augmented: Callable[[AugmentConfig, str], Tensor]
     network: Network | None = None  # in place of the backbone, where only the last layer is trained
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an update did, for metrics and guard, without gradients."""
+    """Record of an update for metrics and guard, without gradients."""
 
     values: Mapping[str, Tensor]  # of some of the algorithm's measures: one number per image, or one
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What an algorithm works with."""
+    """Parts that an algorithm works with."""
 
     cfg: Config
     model: Classifier
@@ -53,14 +54,14 @@ class Setup:
 
 @dataclass(frozen=True)
 class Remedy:
-    """What a rollback changed."""
+    """Changes that a rollback made."""
 
     pace: Mapping[str, float]  # factors on the learning rate, α and β from here on
     done: Mapping[str, Any] = field(default_factory=dict)  # more, for metrics.jsonl
 
 
 class Algorithm(ABC):
-    """One way to train a classifier. Every process has its own; none waits for the device in `step`."""
+    """A way to train a classifier. Every process has its own; none waits for the device in `step`."""
 
     measures: tuple[str, ...] = (
         "grad_norm",
@@ -116,7 +117,7 @@ class Algorithm(ABC):
 
     @property
     def cost(self) -> float:
-        """Of an update in the generative phase, in updates on real images alone: for the time left."""
+        """Cost of a generative update, in updates on real images alone: for the time left."""
         return 1.0
 
     @property

@@ -31,7 +31,7 @@ class Batches:
     ):
         self.images = room.place(data.images)
         self.labels = data.labels.to(process.device)
-        self.on_features: Callable[[int, int], object] = lambda done, total: None
+        self._on_features: Callable[[int, int], object] = lambda done, total: None
         self._model, self._process, self._plan, self._size = model, process, plan, size
         self._trunk: FrozenTrunk | None = None  # while it is frozen
 
@@ -60,9 +60,13 @@ class Batches:
 
     # --- the frozen phase ---
 
+    def report_features(self, on_features: Callable[[int, int], object]) -> None:
+        """Call `on_features` with the number of images done and of all, while features are computed."""
+        self._on_features = on_features
+
     def _frozen_trunk(self, now: Moment) -> FrozenTrunk:
         if self._trunk is None:
-            flip, report = now.phase.flip, self.on_features
+            flip, report = now.phase.flip, self._on_features
             self._trunk = FrozenTrunk(self._model, self.images, flip=flip, on_progress=report)
         return self._trunk
 

@@ -55,7 +55,7 @@ class Contrastive(Algorithm):
     def _new_gradient(self) -> engine.PlainGradient | engine.FastGradient:
         plan, process = self.setup.plan, self.process
         steps = (plan.total - plan.discriminative) * self.cfg.sampler.steps
-        way = process.engine(steps, COMPILE_FROM_STEPS)
+        way = process.choose_engine(steps, COMPILE_FROM_STEPS)
         return engine.new_gradient(self.model.backbone, way, process.precision, process.fabric.autocast)
 
     def _new_buffer(self) -> ReplayBuffer:
@@ -207,10 +207,17 @@ class Contrastive(Algorithm):
         return health.trouble(line, self.cfg)
 
     def recovery(self, now: Moment, failed: int) -> Callable[[TrainingState], Remedy]:
-        return rollback.recovery(self, now, failed)
+        capped, recover = self.capped, rollback.recovery(self, now, failed)
+
+        def recover_and_cap(state: TrainingState) -> Remedy:
+            remedy = recover(state)
+            self.capped = capped or remedy.done["capped"]
+            return remedy
+
+        return recover_and_cap
 
     def describe(self, done: Mapping[str, Any]) -> list[str]:
-        parts = [f"{done['dropped']} chains started anew"]
+        parts = [f"{done['dropped']} chains reinitialised"]
         return parts + ([f"sampled energies capped at {health.bound(self.cfg):g}"] if done["capped"] else [])
 
     def advice(self, now: Moment) -> str:

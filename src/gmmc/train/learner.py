@@ -54,15 +54,15 @@ class Learner:
         self.plan = Plan(cfg, len(data.train) // self.batch_size)
         self.transferred = start is not None and initialize.is_transfer(start, data)
         before = 0.0 if start is None or self.transferred else start.trained.get("seconds", 0.0)
-        self.state = TrainingState(start=start and initialize.facts(start))
-        self.watch = Stopwatch(before)
+        self.state = TrainingState(seconds=before, start=start and initialize.facts(start))
+        self.clock = Stopwatch(before)
 
         self.room = Room(self.process.device, cfg.train.memory)
         self.model = self._new_model(start)
         self.batches = Batches(data.train, self.model, self.process, self.plan, self.room, self.batch_size)
         self.average = Average(self.model, cfg.train.ema) if cfg.train.ema else None
         updates = self.plan.total - self.plan.frozen
-        engine = self.process.engine(updates, COMPILE_FROM_UPDATES)
+        engine = self.process.choose_engine(updates, COMPILE_FROM_UPDATES)
         self.updater = Updater(self.model, cfg, self.process, engine)
         setup = Setup(cfg, self.model, self.updater, self.process, self.plan, self.room, self.batch_size)
         self.algorithm = ALGORITHMS[cfg.train.algorithm](setup)
@@ -121,6 +121,10 @@ class Learner:
 
     # --- metrics ---
 
+    def show_features(self, on_features: Callable[[int, int], object]) -> None:
+        """Report images done, and all images, while the features of a frozen trunk are computed."""
+        self.batches.report_features(on_features)
+
     def work(self, step: int) -> float:
         """Cost of the first `step` updates, for the time left."""
         return self.plan.work(step, self.algorithm.cost)
@@ -147,11 +151,11 @@ class Learner:
         }
         if self.state.rollbacks:
             line["rollbacks"] = self.state.rollbacks
-        line["seconds"] = round(self.watch.read(), 3)
+        line["seconds"] = round(self.clock.read(), 3)
         return line, [number > 0 for number in asked]
 
     def trouble(self, line: dict[str, Any]) -> str | None:
-        """Why this line of metrics means divergence; None while all is well."""
+        """Return why this line of metrics means divergence; None while all is well."""
         watched = (*self.algorithm.measures, "weight_norm")
         broken = [name for name in watched if not math.isfinite(line.get(name, 0.0))]
         if broken:
@@ -245,7 +249,7 @@ class Learner:
         # Only between two lines are the sums not zero, and only a single process is interrupted there.
         tensors["meter.sums"] = self.meter.totals()
         info = {
-            **dataclasses.replace(self.state, seconds=self.watch.read()).to_info(),
+            **dataclasses.replace(self.state, seconds=self.clock.read()).to_info(),
             **self.algorithm.info(),
             "algorithm": self.cfg.train.algorithm,
             "threads": torch.get_num_threads(),
@@ -255,12 +259,14 @@ class Learner:
             "data": self.data.fingerprint,
             "held_out": self.data.held_out_fingerprint,
         }
-        return State(self.step, _copied(tensors), _copied(self.algorithm.state_dict()), info)
+        shard = self.algorithm.state_dict()
+        assert not shard.keys() & tensors.keys()
+        return State(self.step, _copied(tensors), _copied(shard), info)
 
     def resume(self, snapshot: State) -> None:
         """Go on from a state of an earlier call, its clock included."""
         self.restore(snapshot)
-        self.watch = Stopwatch(self.state.seconds)
+        self.clock = Stopwatch(self.state.seconds)
 
     def restore(self, snapshot: State) -> None:
         """Take over a state of this training; time goes on."""

@@ -96,7 +96,7 @@ def train(
                     file=sys.stderr,
                 )
             return finished
-        # What can be refused is refused while there is one of us.
+        # Validate before launching workers.
         loaded = load_state(folder, data, fabric) if is_leader() else None
         launch(fabric)
         state = loaded or load_state(folder, data, fabric)  # the leader's look came first: all find the same
@@ -123,7 +123,7 @@ def train(
 
 
 def launch(fabric: "Fabric") -> None:
-    """From here on there are several of us, if that was asked for."""
+    """Launch worker processes, if requested."""
     if fabric.world_size == 1:
         fabric.launch()
         return
@@ -172,7 +172,7 @@ class Loop:
         self.listeners = listeners
         self.learner, self.folder, self.bar, self.stop, self.watch = learner, folder, bar, stop, watch
         self.cfg, self.plan, self.fabric = learner.cfg, learner.plan, learner.process.fabric
-        learner.batches.on_features = self.show_features
+        learner.show_features(self.show_features)
 
     def run(self, loaded: tuple[State | None, list[str]]) -> None:
         learner, plan = self.learner, self.plan
@@ -266,7 +266,7 @@ class Loop:
         if epoch_done and self.watch and (drawn := learner.algorithm.images()) is not None:
             done = (learner.step - self.plan.discriminative) // self.plan.steps_per_epoch
             if self.watch.due(done, last=learner.step == self.plan.total):
-                with learner.watch.paused():
+                with learner.clock.paused():
                     line["buffer_fid"] = self.watch.fid(drawn)
         self.log(line)
         if "valid_accuracy" in line:

@@ -89,5 +89,5 @@ def describe(line: dict) -> str:
 def rolled_back(learner: Learner, done: dict[str, Any]) -> str:
     """A rollback in words."""
     parts = [f"back to update {done['to']}", *learner.algorithm.describe(done)]
-    parts += [f"{NAMES[name]} now × {factor:g}" for name, factor in done["lowered"].items()]
+    parts += [f"{NAMES.get(name, name)} now × {factor:g}" for name, factor in done["lowered"].items()]
     return ", ".join(parts)

@@ -148,7 +148,7 @@ class Loss:
         self.backbone, self.head, self.cfg = model.backbone, model.head, cfg
         self.objective, self.shape = OBJECTIVES[cfg.name], SHAPES[cfg.shape]
         self.energy = self.objective.energy(model.head)
-        self.limit = math.inf  # above it a sampled energy is not pushed at all; set by a rollback
+        self.limit = math.inf  # above it a sampled energy is not pushed at all; the algorithm sets it
 
     def __call__(
         self,

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Process:
+    """This process of a training."""
+
     cfg: TrainConfig
     fabric: "Fabric"
 
@@ -36,8 +38,8 @@ class Process:
     def precision(self) -> str:
         return engine.resolve_precision(self.cfg.precision, self.device)
 
-    def engine(self, calls: int, compile_from: int) -> engine.Engine:
-        """How so many calls are computed: compiled where that pays."""
+    def choose_engine(self, calls: int, compile_from: int) -> engine.Engine:
+        """Choose how so many calls are computed: compiled where that pays."""
         return engine.choose(self.cfg.engine, self.device, compile=calls >= compile_from)
 
     def shared_source(self, *key: int | str) -> torch.Generator:

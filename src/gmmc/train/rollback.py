@@ -30,26 +30,29 @@ ALPHA_TRIALS = 8  # ever smaller α that are tried
 
 
 def recovery(algorithm: "Contrastive", now: Moment, failed: int) -> Callable[[TrainingState], Remedy]:
-    """Look at the diverged training; return what to do once its last good state is restored."""
+    """Look at the diverged training; return what to do once its last good state is restored.
+
+    `Remedy.done["capped"]`: whether sampled energies are to be capped from here on.
+    """
     cfg, capped, sampling = algorithm.cfg, algorithm.capped, now.beta > 0
     offending = algorithm.buffer.offenders(health.bound(cfg)) if algorithm.buffer else None
     bounded = SHAPES[cfg.objective.shape].bounds_push
 
     def recover(state: TrainingState) -> Remedy:
         pace = dict(state.pace)
-        algorithm.capped = capped or (sampling and not bounded and math.isfinite(health.bound(cfg)))
+        caps = sampling and not bounded and not capped and math.isfinite(health.bound(cfg))
         best = best_alpha_pace(algorithm, state) if sampling else pace["alpha"]
         too_long = best < pace["alpha"]
         lowered = {
             "alpha": sampling and (too_long or failed > 0),
-            "beta": sampling and (failed > 0 or not (too_long or bounded or algorithm.capped != capped)),
+            "beta": sampling and (failed > 0 or not (too_long or bounded or caps)),
             "lr": not sampling or bounded or failed > 1,
         }
         pace["alpha"] = best  # and one less: the network will go on getting steeper
         for name, yes in lowered.items():
             pace[name] *= SLOWER if yes else 1
         dropped = drop(algorithm, offending, state)
-        return Remedy(pace, {"dropped": dropped, "capped": algorithm.capped and not capped})
+        return Remedy(pace, {"dropped": dropped, "capped": caps})
 
     return recover
 

@@ -17,7 +17,7 @@ DECAY = 0.3  # factor on the learning rate at each of `decay_epochs`
 
 @dataclass(frozen=True)
 class Moment:
-    """What an update needs to know about its place in the training."""
+    """Place of an update in the training."""
 
     step: int
     epoch: int

@@ -1,4 +1,4 @@
-"""From a loss to new weights: gradients, captured where that is faster, and the optimiser."""
+"""Gradients of a loss, captured where that is faster, and the optimiser."""
 
 import functools
 from collections.abc import Callable, Hashable
@@ -63,7 +63,7 @@ class Updater:
     def __call__(
         self, loss: Loss, *inputs: Tensor | None, network: Network | None = None, kind: Hashable = None
     ) -> tuple[Any, Tensor]:
-        """One update: (what the loss returns beside itself, norm of the gradient before the clip).
+        """Make one update; return (record that the loss returns, norm of the gradient before the clip).
 
         `network`: what the loss is given in place of the backbone; other weights stay as they are.
         `kind`: changes whenever the loss computes something else from inputs of the same shapes.
@@ -71,6 +71,7 @@ class Updater:
         if self.engine.graph and network is None:
             record = self._replayed(loss, inputs, kind)
         else:
+            self._captured = None  # a graph writes into the gradients that it was captured with
             record = self._backward(loss, network or self.model.backbone, *inputs)
         self._share_gradients()
         norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
@@ -89,7 +90,7 @@ class Updater:
         return record
 
     def _replayed(self, loss: Loss, inputs: tuple[Tensor | None, ...], kind: Hashable) -> Any:
-        """The same from a CUDA graph; another one for another kind of batch."""
+        """Compute the same from a CUDA graph, which another kind of batch replaces."""
         shapes = tuple(None if tensor is None else tensor.shape for tensor in inputs)
         kind = (loss, shapes, has_live_statistics(self.model), kind)
         if self._captured is None or self._captured[0] != kind:
