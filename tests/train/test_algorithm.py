@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import interrupted_at, make_learner, make_model, tiny_config
+from conftest import interrupted_at, make_learner, make_model, real_batch, tiny_config
 from gmmc.config import recipes
 from gmmc.errors import Diverged
 from gmmc.networks.heads import HEADS
@@ -279,3 +279,16 @@ class TestTheEnergyThatIsSampled:
         for _ in range(6):
             learner.update()
         assert len(algorithm.gradient._captured) == 1
+
+
+def test_a_graph_does_not_outlive_updates_of_the_last_layer_alone(data):
+    """They replace the gradients that a captured update writes into."""
+    learner = make_learner(tiny_config(discriminative={"epochs": 2}), data)
+    learner.updater.engine = Engine(graph=True)  # on a CPU the same calls without a graph
+    learner.update()
+    assert learner.updater.how == "plain"
+    assert learner.updater._captured is not None
+    x, y, _ = real_batch(learner, 1)
+    loss, nothing = learner.algorithm.loss, (None, None, None, torch.zeros(()))
+    learner.updater(loss, x, y, *nothing, network=learner.model.backbone)
+    assert learner.updater._captured is None
