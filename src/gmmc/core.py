@@ -37,14 +37,26 @@ def simplex_means(
 
 
 def unit_energy(features: Tensor, target: Tensor) -> Tensor:
-    """½‖φ − z‖² per sample, by the direct difference in float32 or better (Eq. 8 with γ = 1)."""
-    difference = full_precision(features) - full_precision(target)
-    return 0.5 * difference.square().sum(-1)
+    """½‖φ − z‖² per sample, by the direct difference in float32 or better (Eq. 8 with γ = 1).
+
+    Features beyond those of the target count as if it were 0 there.
+    """
+    difference = full_precision(features)[..., : target.shape[-1]] - full_precision(target)
+    energy = 0.5 * difference.square().sum(-1)
+    return energy if features.shape[-1] == target.shape[-1] else energy + rest_energy(features, target)
+
+
+def rest_energy(features: Tensor, target: Tensor) -> Tensor:
+    """½‖φ_rest‖² per sample: the class-free energy of the features beyond those of the target."""
+    return 0.5 * full_precision(features)[..., target.shape[-1] :].square().sum(-1)
 
 
 def unit_energies(features: Tensor, means: Tensor) -> Tensor:
     """½‖φ − μ_y‖² for every class: (B, d) and (C, d) give (B, C)."""
-    return unit_energy(features.unsqueeze(-2), means)
+    energies = unit_energy(features[..., : means.shape[-1]].unsqueeze(-2), means)
+    if features.shape[-1] == means.shape[-1]:
+        return energies
+    return energies + rest_energy(features, means).unsqueeze(-1)
 
 
 def span_basis(means: Tensor) -> Tensor:
@@ -57,11 +69,15 @@ def span_basis(means: Tensor) -> Tensor:
 def split_energies(features: Tensor, means: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
     """½‖φ − μ_y‖² as the sum of a part inside the span of the means, (B, C), and the rest, (B,).
 
-    The rest is the same for every class, so it does not affect p(y|x).
+    The rest is the same for every class, so it does not affect p(y|x). Features beyond those of the means
+    have mean 0.
     """
-    centred, basis = full_precision(features) - means.mean(0), basis.to(means)
+    features, basis, dim = full_precision(features), basis.to(means), means.shape[-1]
+    centred = features[..., :dim] - means.mean(0)
     inside = centred @ basis.T
     rest = 0.5 * (centred - inside @ basis).square().sum(-1)
+    if features.shape[-1] > dim:
+        rest = rest + rest_energy(features, means)
     return unit_energies(inside, (means - means.mean(0)) @ basis.T), rest
 
 
@@ -81,6 +97,15 @@ def energy(logits: Tensor, labels: Tensor) -> Tensor:
 def log_density(logits: Tensor) -> Tensor:
     """log p(x) + constant = −E(x) = logsumexp_y logit_y, never log(exp(·)); of the logits at γ = 1."""
     return logits.logsumexp(-1)
+
+
+def guided_energy(logits: Tensor, labels: Tensor, gamma2: Tensor, guidance: Tensor) -> Tensor:
+    """γ²·[E(x, y) − w·log p(y|x)]; of w = −1 that is γ²·E(x), without the class.
+
+    As E(x) = E(x, y) + log p(y|x), it is −γ²·[(1 + w)·logit_y − w·logsumexp logit].
+    """
+    joint = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return -gamma2 * ((1 + guidance) * joint - guidance * log_density(logits))
 
 
 def log_posterior(logits: Tensor) -> Tensor:

@@ -14,14 +14,14 @@ from gmmc.errors import InputError
 from gmmc.networks.backbones import build_backbone, feature_dim
 from gmmc.networks.heads import HEADS, Head
 from gmmc.pixels import Shape
-from gmmc.sampling.initial import GaussianStart, UniformStart
+from gmmc.sampling.initial import GaussianStart, InitialImages, NormalStart, UniformStart
 
 
 def build(cfg: Config, shape: Shape, class_names: Sequence[str], priors: Tensor | None = None) -> Classifier:
     """Build the model of a recipe, with random weights, and record the recipe as its `cfg`."""
     check_model(cfg)
     classes = len(check_class_names(tuple(class_names), "class_names"))
-    backbone = build_backbone(cfg.model, shape)
+    backbone = build_backbone(cfg.model, shape, noise_level=cfg.noise_conditional)
     head = HEADS[cfg.model.head](classes, feature_dim(backbone), cfg.model.scale, priors)
     model = Classifier(
         backbone,
@@ -33,6 +33,7 @@ def build(cfg: Config, shape: Shape, class_names: Sequence[str], priors: Tensor 
         drawing=_drawing_settings(cfg),
         no_drawing=_no_drawing(cfg, head),
         resizes=cfg.data.size > 0,
+        denoising=cfg.denoising if cfg.noise_conditional else None,
     )
     model.cfg = cfg
     return model
@@ -51,7 +52,9 @@ def recipe_of(model: Classifier) -> Config:
     return dataclasses.replace(cfg, sampler=model.drawing.sampler, sample=sample)
 
 
-def _initial_images(cfg: Config, shape: Shape, classes: int) -> UniformStart | GaussianStart:
+def _initial_images(cfg: Config, shape: Shape, classes: int) -> InitialImages:
+    if cfg.noise_conditional:
+        return NormalStart(shape)
     if cfg.buffer.start == "gaussian" and cfg.samples:
         return GaussianStart(shape, classes, cfg.buffer.rank, cfg.buffer.detail)
     return UniformStart(shape)
@@ -61,7 +64,10 @@ def _drawing_settings(cfg: Config) -> DrawingSettings | None:
     """None for a training without samples."""
     if not cfg.samples:
         return None
-    return DrawingSettings(cfg.sampler, cfg.sample.steps, cfg.train.engine, cfg.train.precision)
+    sigma_data = cfg.denoising.sigma_data if cfg.noise_conditional else None
+    return DrawingSettings(
+        cfg.sampler, cfg.sample.steps, cfg.train.engine, cfg.train.precision, sigma_data
+    )
 
 
 def _no_drawing(cfg: Config, head: Head) -> str:

@@ -15,7 +15,7 @@ from gmmc.errors import InputError
 from gmmc.networks.heads import Head
 from gmmc.pixels import Shape, to_unit
 from gmmc.sampling import engine
-from gmmc.sampling.initial import GaussianStart, UniformStart
+from gmmc.sampling.initial import InitialImages
 from gmmc.sampling.samplers import BOX, SAMPLERS, Chains, OnStep, SeededNoise, ignore
 
 # Chains run in padded blocks of a fixed size, so that an image is the same to the last bit whether it is
@@ -34,6 +34,7 @@ class DrawingSettings:
     steps: int = SampleConfig.steps
     engine: str = "auto"
     precision: str = "auto"
+    sigma_data: float | None = None  # σ_d of a noise-conditional model, else None
 
     def __post_init__(self):
         SampleConfig(steps=self.steps)
@@ -62,14 +63,15 @@ class Drawer:
         self,
         backbone: nn.Module,
         head: Head,
-        initial: UniformStart | GaussianStart,
+        initial: InitialImages,
         settings: DrawingSettings,
         shape: Shape,
         classes: int,
         *,
         device: torch.device,
     ):
-        check_sampler(settings.sampler.name, has_means=head.has_means)
+        noise_conditional = settings.sigma_data is not None
+        check_sampler(settings.sampler.name, has_means=head.has_means, noise_conditional=noise_conditional)
         self.backbone, self.head, self.initial, self.settings = backbone, head, initial, settings
         self.shape, self.classes, self.device = shape, classes, device
         self._engine = engine.choose_for_samples(settings.engine, device)
@@ -185,9 +187,10 @@ class Drawer:
             on_step = on_block and on_block(first, count)
             if on_step:
                 on_step(0, x)
-            chains = Chains.of(self.head, self.head.unit_energy, y, noise)
-            move = SAMPLERS[cfg.name].move
-            x = move(self._gradient, x, chains, cfg, steps=steps, on_step=on_step or ignore)
+            sampler = SAMPLERS[cfg.name]
+            energy = self.head.guided_energy if sampler.noise_conditional else self.head.unit_energy
+            chains = Chains.of(self.head, energy, y, noise, self.settings.sigma_data)
+            x = sampler.move(self._gradient, x, chains, cfg, steps=steps, on_step=on_step or ignore)
             images = to_unit(x[:count].clamp(*BOX))
             check_finite(images)
             yield images

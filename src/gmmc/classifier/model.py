@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gmmc import core
+from gmmc import core, noise
 from gmmc.base.class_names import check_class_names
 from gmmc.base.seeds import generator
 from gmmc.base.text import shortened
 from gmmc.classifier.abstention import NEIGHBOURS_KEPT, Answer, Neighbours, Reference, balanced_subset
 from gmmc.classifier.drawing import Drawer, DrawingSettings, OnProgress
 from gmmc.classifier.labels import label_tensor
-from gmmc.classifier.predictor import FixedTemperature, Predictor, checked_gamma2
+from gmmc.classifier.predictor import FixedTemperature, NoiseLevel, Predictor, checked_gamma2
 from gmmc.classifier.scores import (
     Tempered,
     batched,
@@ -27,11 +27,11 @@ from gmmc.classifier.scores import (
     logits_at,
 )
 from gmmc.config.schema import Config
-from gmmc.config.sections import AbstainConfig
+from gmmc.config.sections import AbstainConfig, DenoisingConfig
 from gmmc.errors import InputError
 from gmmc.networks.heads import Head
 from gmmc.pixels import Shape, as_batch, to_signed
-from gmmc.sampling.initial import GaussianStart, UniformStart
+from gmmc.sampling.initial import InitialImages, UniformStart
 from gmmc.sampling.samplers import SAMPLERS
 
 DEFAULT_RULE = AbstainConfig()
@@ -46,7 +46,7 @@ class Classifier(Predictor):
         φ: images in [−1, 1], (N, channels, height, width) → features (N, d).
     head : gmmc.networks.heads.Head
         Features → energies of the classes, with their priors.
-    initial : UniformStart or GaussianStart, default=None
+    initial : torch.nn.Module, default=None
         Initial images of chains. None: uniform noise.
     shape : (channels, height, width)
         Shape of an image; (n, 1, 1) for rows of n numbers.
@@ -60,6 +60,9 @@ class Classifier(Predictor):
         Reason, for the error message of a model that cannot draw.
     resizes : bool, default=False
         Whether `gmmc.read_images` crops and resizes images of another size.
+    denoising : DenoisingConfig, default=None
+        σ_d and σ of a noise-conditional model, whose φ takes images scaled by c_in, with one more channel for
+        the noise level. None: φ takes images as they are.
 
     Attributes
     ----------
@@ -79,13 +82,13 @@ class Classifier(Predictor):
     """
 
     head: Head
-    start: UniformStart | GaussianStart
+    start: InitialImages
 
     def __init__(
         self,
         backbone: nn.Module,
         head: Head,
-        initial: UniformStart | GaussianStart | None = None,
+        initial: InitialImages | None = None,
         *,
         shape: Shape,
         class_names: Sequence[str],
@@ -93,6 +96,7 @@ class Classifier(Predictor):
         drawing: DrawingSettings | None = None,
         no_drawing: str = "this model was built without drawing settings (drawing=None)",
         resizes: bool = False,
+        denoising: DenoisingConfig | None = None,
     ):
         super().__init__()
         self.shape = (shape[0], shape[1], shape[2])
@@ -104,6 +108,9 @@ class Classifier(Predictor):
         self.start = UniformStart(shape) if initial is None else initial  # "start." in the names of tensors
         self.abstain, self.drawing, self.resizes = abstain, drawing, resizes
         self._no_drawing = no_drawing
+        self.denoising = denoising
+        if denoising is not None:
+            self.head.gamma2.fill_(self.density_gamma2)
         self.cfg: Config | None = None
         self.trained: dict[str, Any] = {}  # how, for the conditions of a result
         self.reference: Reference | None = None  # scores of validation images, for `answer`
@@ -128,25 +135,45 @@ class Classifier(Predictor):
         gamma2 = self.reference.gamma2 if self.reference else self.head.gamma2  # never waits for a GPU
         return self.head.logits_at(self.features(images), gamma2)
 
-    def features(self, images: Tensor) -> Tensor:
-        """φ of images in [0, 1], differentiable; in the precision of the weights."""
-        return self.backbone(to_signed(images).to(self.head.gamma2.dtype))
+    def features(self, images: Tensor, sigma: float | None = None) -> Tensor:
+        """φ of images in [0, 1], differentiable; in the precision of the weights.
+
+        Of a noise-conditional model φ at the noise level σ, by default that of predictions, and as one more
+        feature the Gaussian term of its energy (noise.py).
+        """
+        x = to_signed(images).to(self.head.gamma2.dtype)
+        if self.denoising is None:
+            return self.backbone(x)
+        sigma_data = self.denoising.sigma_data
+        level = noise.per_image(self.denoising.class_sigma if sigma is None else sigma, x)
+        u = noise.scales(level, sigma_data).into * x
+        found = self.backbone(noise.network_input(u, level))
+        return torch.cat([found, noise.radius(u, level, sigma_data)], 1)
+
+    @property
+    def density_gamma2(self) -> float:
+        """γ² of log p(x): 1, or of a noise-conditional model σ/σ_d at the noise level of its predictions."""
+        return self.denoising.class_sigma / self.denoising.sigma_data if self.denoising else 1.0
 
     # --- asking ---
 
     def energy(self, images, labels) -> Tensor:
-        """E(x, y) = ½‖φ(x) − μ_y‖² − log(C·π_y)  (Eq. 4), at γ = 1 as training and sampling define it."""
-        logits = self._unit_logits(images)
+        """E(x, y) = ½‖φ(x) − μ_y‖² − log(C·π_y)  (Eq. 4), at γ = 1 as training and sampling define it.
+
+        Of a noise-conditional model E(x, y; σ) at the noise level of its predictions, see `at_noise`.
+        """
+        logits = self._density_logits(images)
         return core.energy(logits, self.label_tensor(labels, len(logits)).to(self.device))
 
     def log_density(self, images) -> Tensor:
-        """log p(x) = log Σ_y exp(−E(x, y)) up to the constant −log Z, at γ = 1."""
-        return core.log_density(self._unit_logits(images))
+        """log p(x) = log Σ_y exp(−E(x, y)) up to the constant −log Z, with E as in `energy`."""
+        return core.log_density(self._density_logits(images))
 
-    def _unit_logits(self, images) -> Tensor:
-        """Logits at γ = 1."""
+    def _density_logits(self, images) -> Tensor:
+        """Negated energies, whose γ² is `density_gamma2`."""
         batch = as_batch(images, self.shape)
-        logits = batched(self, lambda x: self.head.logits_at(self.features(x), 1.0), batch)
+        gamma2 = self.density_gamma2
+        logits = batched(self, lambda x: self.head.logits_at(self.features(x), gamma2), batch)
         check_finite(core.log_density(logits))
         return logits
 
@@ -164,7 +191,17 @@ class Classifier(Predictor):
             split = functools.partial(core.split_energies, means=exact, basis=core.span_basis(exact))
         distance = self.neighbours.distance if self.neighbours else None
         fitted = self.reference.gamma2 if self.reference else None
-        return Tempered(self, self.features, energies_of, self.head.logits_of, paper, fitted, split, distance)
+        return Tempered(
+            self,
+            self.features,
+            energies_of,
+            self.head.logits_of,
+            paper,
+            fitted,
+            split,
+            distance,
+            self.density_gamma2,
+        )
 
     def keep_neighbours(self, images, labels) -> None:
         """Keep features of training images, for the score `neighbours`; `calibrate` then fits its threshold.
@@ -247,6 +284,14 @@ class Classifier(Predictor):
         if isinstance(gamma2, str):
             gamma2 = self._named_gamma2(gamma2)
         return FixedTemperature(self, checked_gamma2(gamma2))
+
+    def at_noise(self, sigma: float) -> NoiseLevel:
+        """Return a noise-conditional model at the noise level σ, a standard deviation in units of [−1, 1].
+
+        Its logits are −E(x, y; σ): `predict_proba` is p(y|x; σ), `log_density` log p(x; σ) up to a constant.
+        Images may have that noise, or none.
+        """
+        return NoiseLevel(self, sigma)
 
     def _named_gamma2(self, name: str) -> float:
         if name == "fitted":

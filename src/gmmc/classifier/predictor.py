@@ -46,14 +46,54 @@ class Predictor(nn.Module):
         return self.logits(images).argmax(-1)
 
 
+class NoiseLevel(Predictor):
+    """Images in [0, 1], noisy or not → −E(x, y; σ) of a noise-conditional model."""
+
+    sigma: Tensor
+
+    def __init__(self, model: "Classifier", sigma: float):
+        super().__init__()
+        if model.denoising is None:
+            raise InputError(
+                "this model has no noise levels: it was not trained by denoising (train.algorithm=denoising)"
+            )
+        self.model, self.level = model, checked_sigma(sigma)
+        self.gamma2 = self.level / model.denoising.sigma_data
+        self.shape, self.class_names = model.shape, model.class_names
+        # A buffer: the same weights at another σ are another network, also to who hashes its state.
+        self.register_buffer("sigma", torch.tensor(self.level, device=model.device))
+        self.training = model.training
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model.head.logits_at(self.model.features(images, self.level), self.gamma2)
+
+    def energy(self, images, labels) -> Tensor:
+        """E(x, y; σ) − log(C·π_y)."""
+        logits = self.logits(images)
+        return core.energy(logits, self.model.label_tensor(labels, len(logits)).to(logits.device))
+
+    def log_density(self, images) -> Tensor:
+        """log p(x; σ) = log Σ_y exp(−E(x, y; σ)) up to a constant, which depends on σ."""
+        return core.log_density(self.logits(images))
+
+
+def checked_sigma(sigma: Any) -> float:
+    """Return a noise level as Python's number; refuse anything else."""
+    return _checked_number(sigma, "sigma must be a finite number above 0")
+
+
 def checked_gamma2(gamma2: Any) -> float:
     """Return a number, also of numpy or torch, as Python's; refuse anything else."""
+    return _checked_number(gamma2, "gamma2 must be a finite number above 0 or a name")
+
+
+def _checked_number(value: Any, rule: str) -> float:
     try:
-        number = math.nan if isinstance(gamma2, bool) else float(gamma2)
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
     if not 0 < number < math.inf:
-        raise InputError(f"gamma2 must be a finite number above 0 or a name, got {shortened(gamma2)}")
+        raise InputError(f"{rule}, got {shortened(value)}")
     return number
 
 

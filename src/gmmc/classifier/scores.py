@@ -1,7 +1,8 @@
 """How sure a network is, and how familiar an image looks to it.
 
 Logits follow from the unit energies and γ²: a `Tempered` network keeps the two apart. γ² affects the
-confidence only; densities are at γ = 1, where training and sampling define them. Scores are float64 and never
+confidence only; densities are at the γ where training and sampling define them, which is 1 but for
+noise-conditional models. Scores are float64 and never
 tie by underflow or saturation: max p(y|x) is ranked by its log odds.
 """
 
@@ -42,6 +43,7 @@ class Tempered:
     # Features → unit energies inside the span of the means, and the class-free rest; None without means.
     split: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     distance: Callable[[Tensor], Tensor] | None = None  # features → distance to training features, if kept
+    density_gamma2: float = 1.0  # γ² of log p(x)
 
     @property
     def gamma2(self) -> float:
@@ -158,12 +160,13 @@ def _feature_scores(
     energies = network.energies_of(found).double()
     check_finite(energies)
     scores = {
-        "log_density": core.log_density(network.logits(energies, 1.0)),
+        "log_density": core.log_density(network.logits(energies, network.density_gamma2)),
         "max_posterior": core.log_odds(network.logits(energies, gamma2)),
     }
     if network.split is not None and {"span_density", "residual"} & {*names}:
         inside, rest = network.split(found)
-        scores |= {"span_density": core.log_density(network.logits(inside, 1.0)), "residual": -rest}
+        density = core.log_density(network.logits(inside, network.density_gamma2))
+        scores |= {"span_density": density, "residual": -rest / network.density_gamma2}
     if network.distance is not None and "neighbours" in names:
         scores["neighbours"] = -network.distance(found)
     return {name: values for name, values in scores.items() if name in names}
@@ -175,7 +178,8 @@ def gradient_norms(network: Tempered, images: Tensor, on_progress: OnProgress | 
     with evaluating(network.module) as prepared, torch.inference_mode(False), torch.enable_grad():
         for part in blocks(network.module, images, on_progress):
             x = prepared(part.clone()).requires_grad_(True)
-            density = core.log_density(network.logits(network.energies(x), 1.0)).sum()
+            logits = network.logits(network.energies(x), network.density_gamma2)
+            density = core.log_density(logits).sum()
             if density.requires_grad:
                 (gradient,) = torch.autograd.grad(density, x, materialize_grads=True)
             else:

@@ -12,6 +12,7 @@ from gmmc.config.sections import (
     AugmentConfig,
     BufferConfig,
     DataConfig,
+    DenoisingConfig,
     EvaluateConfig,
     GuardConfig,
     ModelConfig,
@@ -25,6 +26,7 @@ from gmmc.config.sections import (
 from gmmc.errors import InputError
 
 AUTO_START = "auto"
+NOISE_CONDITIONAL = {"denoising"}  # algorithms whose energy is one of noisy images at every σ
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Config:
     discriminative: PhaseConfig = field(default_factory=PhaseConfig)
     generative: PhaseConfig = field(default_factory=PhaseConfig)
     contrast: AugmentConfig = field(default_factory=AugmentConfig)  # of balanced: E(x) beside E(x′)
+    denoising: DenoisingConfig = field(default_factory=DenoisingConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     buffer: BufferConfig = field(default_factory=BufferConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
@@ -53,6 +56,11 @@ class Config:
     def samples(self) -> bool:
         """Whether training draws samples at all."""
         return self.generative.epochs > 0 and self.train.beta > 0
+
+    @property
+    def noise_conditional(self) -> bool:
+        """Whether the model has an energy at every noise level."""
+        return self.train.algorithm in NOISE_CONDITIONAL
 
     @property
     def has_transfer(self) -> bool:

@@ -107,8 +107,9 @@ class ModelConfig(Section):
 
 @dataclass(frozen=True)
 class TrainConfig(Section):
-    # contrastive: Algorithm 1, with the settings in [objective], [contrast], [sampler] and [buffer]
-    algorithm: Literal["contrastive"] = "contrastive"
+    # contrastive: Algorithm 1, with the settings in [objective], [contrast], [sampler] and [buffer];
+    # denoising: score matching on noisy images, with those in [denoising]. See train/denoising.py.
+    algorithm: Literal["contrastive", "denoising"] = "contrastive"
     batch_size: int = _number(64, at_least=1, at_most=1_000_000)  # of all processes together
     beta: float = _number(0.5, at_least=0, at_most=100)  # weight of sampled energies, generative phase
     ramp: int = _number(0, at_least=0)  # updates over which beta grows from 0; 0: a switch
@@ -199,15 +200,42 @@ class ObjectiveConfig(Section):
 
 
 @dataclass(frozen=True)
+class DenoisingConfig(AugmentConfig):
+    """Denoising score matching, and how its images are augmented. σ is a standard deviation in [−1, 1].
+
+    Class images are augmented as the phase says, as those of the density would be learned as they are.
+    """
+
+    sigma_data: float = _number(0.5, at_least=1e-3, at_most=100)  # σ_d, the standard deviation of the data
+    sigma_mean: float = _number(-1.2, at_least=-20, at_most=20)  # ln σ ~ N(sigma_mean, sigma_std²)
+    sigma_std: float = _number(1.2, above=0, at_most=10)
+    h: float = _number(0.1, at_least=1e-6, at_most=10)  # step of the finite differences
+    residual_limit: float = _number(1.5, at_least=0)  # largest RMS of an image's residual in an update; 0: no limit
+    unlabelled: float = _number(0.1, at_least=0, at_most=1)  # share of images denoised without their class
+    # σ of predictions; class images are as noisy as that at most.
+    class_sigma: float = _number(0.05, at_least=1e-3, at_most=100)
+    class_weight: float = _number(0.05, at_least=0, at_most=1000)  # of their cross-entropy
+    class_images: int = _number(0, at_least=0)  # of the batch, evenly spaced; 0: all
+    noisy_class_weight: float = _number(0.02, at_least=0, at_most=1000)  # of that on noisy images at every σ
+
+
+@dataclass(frozen=True)
 class SamplerConfig(Section):
-    # staged: Eq. 8; noise_injected: Eq. 9–10; sgld: Eq. 3; sgld_jem: Eq. 3 as JEM's code runs it
-    name: Literal["staged", "noise_injected", "sgld", "sgld_jem"] = "staged"
+    # staged: Eq. 8; noise_injected: Eq. 9–10; sgld: Eq. 3; sgld_jem: Eq. 3 as JEM's code runs it;
+    # heun: EDM's, after training by denoising, with the keys from sigma_min on
+    name: Literal["staged", "noise_injected", "sgld", "sgld_jem", "heun"] = "staged"
     steps: int = _number(20, at_least=1, at_most=1_000_000)  # τ
     alpha: float = _number(1 / 64, above=0, at_most=1e6)  # step on the summed unit energy
     max_step: float = _number(0.0, at_least=0, at_most=2)  # most that a gradient moves a pixel; 0: no limit
     target_std: float = _number(0.001, at_least=0, at_most=1e6)  # z ~ N(μ_y′, target_std²·I)
     power: float = _number(0.5, at_least=0, at_most=1)  # of sgld: α_t = α·(1 + t)^−power
     noise: float = _number(0.01, at_least=0, at_most=100)  # of sgld_jem: std of the pixel noise
+    # Noise levels: the last, from where images are denoised in one step, and the first.
+    sigma_min: float = _number(0.02, at_least=1e-4, at_most=1)
+    sigma_max: float = _number(80.0, above=1, at_most=1e4)
+    rho: float = _number(7.0, at_least=1, at_most=100)  # the larger, the more steps at low noise
+    churn: float = _number(0.0, at_least=0, at_most=1000)  # noise added per step; 0: deterministic
+    guidance: float = _number(0.0, at_least=0, at_most=100)  # w: how much more p(y|x) counts than in p(x|y)
 
 
 @dataclass(frozen=True)
@@ -232,6 +260,10 @@ class GuardConfig(Section):
     bounded: float = _number(0.5, above=0, at_most=1)  # share of settled chains at the bound
     every: int = _number(100, at_least=1)  # updates from one good state to the next
     rollbacks: int = _number(5, at_least=0, at_most=100)  # then training stops
+    # Of denoising: updates whose loss or gradient norm is so many times its running mean are skipped.
+    spike: float = _number(5.0, above=1)
+    skipped: float = _number(0.25, above=0, at_most=1)  # share of the updates of a line of metrics
+    rise: float = _number(3.0, above=1)  # loss, relative to the lowest of a line before
 
 
 @dataclass(frozen=True)

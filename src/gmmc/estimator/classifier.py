@@ -222,9 +222,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
             model.calibrate(measure.images, measure.labels)
         assert model.reference is not None
         network = self._tempered(model)
-        density = core.log_density(
-            scores.logits_at(network, scores.unit_energies(network, measure.images), 1.0)
-        )
+        density = self._density(network, scores.unit_energies(network, measure.images))
         self.threshold_ = Reference.of(1.0, {DENSITY: density}).threshold(DENSITY, self.tpr)
         self.gamma2_, self.low_, self.high_ = model.reference.gamma2, self._rows.low, self._rows.high
         self.model_, self._held = model, held[-HELD_KEPT:]
@@ -261,7 +259,8 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
 
     def score_samples(self, X) -> np.ndarray:
         """log p(x) up to a constant, at γ = 1, where training with samples learns it."""
-        return core.log_density(self._logits(X, gamma2=1.0)).numpy()
+        network, energies = self._energies(X)
+        return self._density(network, energies).numpy()
 
     def accepts(self, X) -> np.ndarray:
         """Whether rows are like those of the training: `score_samples` of at least `threshold_`."""
@@ -272,7 +271,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         """The class where the row is accepted, `unknown` elsewhere."""
         network, energies = self._energies(X)
         named = self.classes_[scores.logits_at(network, energies, self.gamma2_).argmax(-1).numpy()]
-        strange = core.log_density(scores.logits_at(network, energies, 1.0)).numpy() < self.threshold_
+        strange = self._density(network, energies).numpy() < self.threshold_
         answers = named if np.asarray(unknown).dtype.kind == named.dtype.kind else named.astype(object)
         either: Any = (unknown, answers)
         return np.where(strange, *either)
@@ -288,9 +287,12 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         return self._rows.from_unit(images)
 
-    def _logits(self, X, gamma2: float | None = None) -> Tensor:
+    def _logits(self, X) -> Tensor:
         network, energies = self._energies(X)
-        return scores.logits_at(network, energies, self.gamma2_ if gamma2 is None else gamma2)
+        return scores.logits_at(network, energies, self.gamma2_)
+
+    def _density(self, network: scores.Tempered, energies: Tensor) -> Tensor:
+        return core.log_density(scores.logits_at(network, energies, network.density_gamma2))
 
     def _energies(self, X) -> tuple[scores.Tempered, Tensor]:
         images = self.to_unit(X)

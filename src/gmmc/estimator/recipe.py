@@ -38,7 +38,7 @@ def chosen(recipe: str, shape: Shape, classes: int, overrides: Mapping[str, Any]
     if changes.get("train.beta") and not cfg.samples:
         rule = f"beta={cfg.train.beta:g} needs generative epochs, and the recipe {shortened(recipe)} has none"
         raise InputError(f'{rule}; give settings={{"generative.epochs": …}}, or another recipe')
-    if vectors and not cfg.model.backbone.startswith("mlp"):
+    if vectors and "mlp" not in cfg.model.backbone:
         rule = "for rows of numbers, the recipe must have an MLP such as model.backbone=mlp-2-64"
         raise InputError(f"{rule}, got {cfg.model.backbone}; for images give image_shape")
     needed = classes - 1  # for equiangular means

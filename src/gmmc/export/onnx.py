@@ -80,12 +80,12 @@ class Graph(nn.Module):
         head, features = self.model.head, self.model.features(images)
         energies = head.unit_energies(features)
         logits = head.logits_of(energies, self.gamma2)
-        density = core.log_density(head.logits_of(energies, 1.0))
+        density = core.log_density(head.logits_of(energies, self.model.density_gamma2))
         found = logits, core.log_posterior(logits).exp(), density
         if head.means is None:
             return found
         inside, _ = core.split_energies(features, head.means, self.basis)
-        return *found, core.log_density(head.logits_of(inside, 1.0))
+        return *found, core.log_density(head.logits_of(inside, self.model.density_gamma2))
 
 
 def is_graph(place: Path) -> bool:
@@ -264,7 +264,7 @@ def difference(content: bytes, graph: Graph) -> float | None:
     wanted = {"logits": logits_at(network, energies, graph.gamma2)}
     wanted |= scores.feature_scores(network, features, graph.gamma2)
     size = {"logits": wanted["logits"].abs().amax(-1).clamp(min=1)}
-    size |= dict.fromkeys(SCORES, logits_at(network, energies, 1.0).abs().amax(-1).clamp(min=1))
+    size |= dict.fromkeys(SCORES, logits_at(network, energies, network.density_gamma2).abs().amax(-1).clamp(min=1))
     largest = 0.0
     for part in (images[:1], images):
         n = len(part)

@@ -15,6 +15,7 @@ from gmmc.base.limits import BACKBONE_NAME
 from gmmc.base.text import shortened
 from gmmc.config.sections import ModelConfig
 from gmmc.errors import InputError
+from gmmc.networks.smooth import smooth_resnet
 from gmmc.pixels import Shape
 
 MIN_SIZE = 8
@@ -34,6 +35,7 @@ class Parts:
 
     activation: Callable[[], nn.Module]
     batch_norm: bool
+    noise_level: bool = False  # whether the noise level is one more channel of an image
 
     def convolution(self, width_in: int, width_out: int, size: int, stride: int = 1) -> nn.Conv2d:
         return nn.Conv2d(width_in, width_out, size, stride=stride, padding=size // 2)
@@ -62,11 +64,8 @@ class Block(nn.Module):
 
 def wide_resnet(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts) -> nn.Sequential:
     """WRN-depth-width (Zagoruyko & Komodakis). dim=0: no linear layer after pooling, d = 64·width."""
-    channels = _channels(shape)
-    if not 10 <= depth <= 1000 or (depth - 4) % 6:
-        raise InputError(f"the depth of a wide ResNet must be 6n + 4, from 10 to 1000, got {depth}")
-    if width > 100:
-        raise InputError(f"the width of a wide ResNet must be at most 100, got {width}")
+    channels = _channels(shape, parts)
+    _check_sizes(depth, width)
     blocks_per_stage = (depth - 4) // 6
     layers: list[nn.Module] = [parts.convolution(channels, 16, 3)]
     width_in = 16
@@ -80,10 +79,18 @@ def wide_resnet(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts)
     return nn.Sequential(*layers)
 
 
+def smooth(kind: str, depth: int, width: int, *, shape: Shape, dim: int, parts: Parts) -> nn.Sequential:
+    """See networks/smooth.py."""
+    _check_sizes(depth, width)
+    if parts.batch_norm:
+        raise InputError("model.norm must be none with a smooth network, which has its own normalisation")
+    return smooth_resnet(kind, depth, width, _channels(shape, parts), dim)
+
+
 def small_cnn(*, shape: Shape, dim: int, parts: Parts) -> nn.Sequential:
     """Four convolutions for images of 8×8 and a little more; dim=0 means 64."""
     layers: list[nn.Module] = []
-    width_in = _channels(shape)
+    width_in = _channels(shape, parts)
     for width_out, stride in ((16, 1), (16, 1), (32, 2), (64, 1)):
         layers += [parts.convolution(width_in, width_out, 3, stride), *parts.normalised(width_out)]
         width_in = width_out
@@ -95,7 +102,7 @@ def mlp(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts) -> nn.S
     if depth > 100 or width > 100_000:
         raise InputError(f"an MLP must have at most 100 layers of at most 100000 units, got {depth}, {width}")
     layers: list[nn.Module] = [nn.Flatten()]
-    width_in = math.prod(shape)
+    width_in = (shape[0] + parts.noise_level) * math.prod(shape[1:])
     for _ in range(depth):
         layers += [nn.Linear(width_in, width), *parts.normalised(width, nn.BatchNorm1d)]
         width_in = width
@@ -105,14 +112,21 @@ def mlp(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts) -> nn.S
     return nn.Sequential(*layers, nn.Linear(width_in, dim or width))
 
 
-def _channels(shape: Shape) -> int:
-    """Of an image that convolutions can be made for."""
+def _check_sizes(depth: int, width: int) -> None:
+    if not 10 <= depth <= 1000 or (depth - 4) % 6:
+        raise InputError(f"the depth of a wide ResNet must be 6n + 4, from 10 to 1000, got {depth}")
+    if width > 100:
+        raise InputError(f"the width of a wide ResNet must be at most 100, got {width}")
+
+
+def _channels(shape: Shape, parts: Parts) -> int:
+    """Number of input channels of a network with convolutions."""
     channels, height, width = shape
     if channels not in (1, 3):
         raise InputError(f"images must have 1 or 3 channels, got {channels}")
     if min(height, width) < MIN_SIZE:
         raise InputError(f"images must be at least {MIN_SIZE}×{MIN_SIZE}, got {height}×{width}")
-    return channels
+    return channels + parts.noise_level
 
 
 # Name, or pattern of names with sizes in them → builder and activation.
@@ -120,18 +134,21 @@ BACKBONES: dict[str, tuple[Callable[..., nn.Sequential], Callable[[], nn.Module]
     r"small_cnn": (small_cnn, nn.SiLU),
     r"wrn-(\d+)-([1-9]\d*)": (wide_resnet, leaky_relu),
     r"mlp-([1-9]\d*)-([1-9]\d*)": (mlp, leaky_relu),
+    r"smooth-(group|magnitude|standard)-(\d+)-([1-9]\d*)": (smooth, nn.SiLU),
+    r"smooth-mlp-([1-9]\d*)-([1-9]\d*)": (mlp, nn.SiLU),
 }
 
 
-def build_backbone(cfg: ModelConfig, shape: Shape) -> nn.Module:
-    """'small_cnn', 'wrn-DEPTH-WIDTH' or 'mlp-DEPTH-WIDTH' for images of the given shape."""
+def build_backbone(cfg: ModelConfig, shape: Shape, *, noise_level: bool = False) -> nn.Module:
+    """The network of this name for images of the given shape; `noise_level`: with one more channel for it."""
     if len(cfg.backbone) > BACKBONE_NAME:
         rule = f"model.backbone must have at most {BACKBONE_NAME} characters (limits.BACKBONE_NAME)"
         raise InputError(f"{rule}, got {shortened(cfg.backbone)}")
     for pattern, (build, activation) in BACKBONES.items():
         if match := re.fullmatch(pattern, cfg.backbone):
-            parts = Parts(activation, batch_norm=cfg.norm != "none")
-            network: Any = build(*map(int, match.groups()), shape=shape, dim=cfg.dim, parts=parts)
+            parts = Parts(activation, cfg.norm != "none", noise_level)
+            sizes = [int(size) if size.isdigit() else size for size in match.groups()]
+            network: Any = build(*sizes, shape=shape, dim=cfg.dim, parts=parts)
             return network.to(memory_format=LAYOUT)
     raise InputError(
         "model.backbone must be 'small_cnn', 'wrn-DEPTH-WIDTH' (wrn-28-10) or 'mlp-DEPTH-WIDTH' (mlp-2-64), "

@@ -29,7 +29,7 @@ class Head(nn.Module, ABC):
     @property
     @abstractmethod
     def dim(self) -> int:
-        """Number of features that it takes."""
+        """Number of features in which the classes differ; what is beyond them has mean 0 in every class."""
 
     @abstractmethod
     def unit_energies(self, features: Tensor) -> Tensor:
@@ -42,6 +42,12 @@ class Head(nn.Module, ABC):
     def marginal_energy(self, features: Tensor, labels: Tensor) -> Tensor:
         """(B,): E(x) = −log Σ_y exp(−E(x, y)), at γ = 1; the labels are ignored."""
         return -core.log_density(self.logits_at(features, 1.0))
+
+    def guided_energy(self, features: Tensor, goal: Tensor) -> Tensor:
+        """(B, d), (B, 3) → (B,): see `core.guided_energy`; a goal is a label, γ² and the guidance w."""
+        labels, gamma2, guidance = goal.unbind(-1)
+        logits = self.logits_at(features, gamma2.unsqueeze(-1))
+        return core.guided_energy(logits, labels.long(), gamma2, guidance)
 
     @abstractmethod
     def logits_of(self, unit_energies: Tensor, gamma2: Tensor | float) -> Tensor:
@@ -109,8 +115,11 @@ class LinearHead(Head):
 
     def unit_energies(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):  # energies stay in full precision
-            x = full_precision(features)
-            return -F.linear(x, self.linear.weight.to(x.dtype), self.linear.bias.to(x.dtype))
+            x = full_precision(features)[..., : self.dim]
+            energies = -F.linear(x, self.linear.weight.to(x.dtype), self.linear.bias.to(x.dtype))
+            if features.shape[-1] == self.dim:
+                return energies
+            return energies + core.rest_energy(features, x).unsqueeze(-1)
 
     def logits_of(self, unit_energies: Tensor, gamma2: Tensor | float) -> Tensor:
         return -unit_energies / gamma2

@@ -57,6 +57,7 @@ def restore(tensors: dict[str, Tensor], info: Any) -> tuple[Classifier, tuple[st
     neighbours = _take_neighbours(tensors)
     with torch.device("meta"):  # shapes without memory
         model = build(header.cfg, header.shape, header.class_names)
+        width = model.features(torch.empty(1, *header.shape)).shape[1] if model.denoising else model.dim
     expected = model.state_dict()
     _check_tensors(tensors, expected)
     # Copied: tensors that share the bytes of a file need not be aligned.
@@ -70,8 +71,8 @@ def restore(tensors: dict[str, Tensor], info: Any) -> tuple[Classifier, tuple[st
         raise InputError(f"head.gamma2 must be above 0, got {model.head.gamma2.item():g}")
     if not (model.head.priors >= 0).all() or not math.isclose(model.head.priors.sum(), 1, abs_tol=1e-3):
         raise InputError("head.priors must be probabilities that sum to 1")
-    if neighbours and neighbours.features.shape[1] != model.dim:
-        raise InputError(f"{NEIGHBOURS} must have {model.dim} columns, got {neighbours.features.shape[1]}")
+    if neighbours and neighbours.features.shape[1] != width:
+        raise InputError(f"{NEIGHBOURS} must have {width} columns, got {neighbours.features.shape[1]}")
     model.trained, model.reference, model.neighbours = header.trained, reference, neighbours
     return model, header.notes
 

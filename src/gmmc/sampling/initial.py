@@ -1,4 +1,4 @@
-"""Where chains begin: uniform noise (the paper) or the Gaussian of a class's pixels."""
+"""Where chains begin: uniform noise (the paper), normal noise, or the Gaussian of a class's pixels."""
 
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,22 @@ class UniformStart(nn.Module):
 
     def forward(self, labels: Tensor, noise: Noise) -> Tensor:
         return noise.uniform(*self.shape) * 2 - 1
+
+
+class NormalStart(nn.Module):
+    """x′_0 ~ N(0, 1), which `heun` scales."""
+
+    name = "normal noise"
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.shape = shape
+
+    def fit(self, data: "LabelledImages") -> None:
+        """Do nothing: it is the same for all data."""
+
+    def forward(self, labels: Tensor, noise: Noise) -> Tensor:
+        return noise.normal(*self.shape)
 
 
 class GaussianStart(nn.Module):
@@ -108,6 +124,9 @@ class GaussianStart(nn.Module):
             basis = self.get_buffer(f"{axis}_cosines")
             x = (x.movedim(place, -1) @ (basis if inverse else basis.mT)).movedim(-1, place)
         return x
+
+
+InitialImages = UniformStart | NormalStart | GaussianStart
 
 
 def cosines(size: int) -> Tensor:

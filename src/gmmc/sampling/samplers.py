@@ -1,12 +1,14 @@
-"""Samplers: gradient descent on images, each with its equation in its loop (section 3.2)."""
+"""Samplers: chains of images that follow the gradient of an energy, each with its equation in its loop."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from gmmc import noise as noisy
 from gmmc.base.seeds import generator
 from gmmc.config.sections import SamplerConfig
 from gmmc.core import unit_energy
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from gmmc.networks.heads import Head
 
 BOX = (-1.0, 1.0)  # where pixels live
+# Of churn, as EDM has them: noise levels at which noise is added, and its standard deviation.
+CHURNED = (0.05, 50.0)
+CHURN_NOISE = 1.003
 Energy = Callable[[Tensor, Tensor], Tensor]  # (features, goal) → energies (B,)
 
 
@@ -42,12 +47,20 @@ class Chains:
     means: Tensor | None  # μ_y′, where the head has means
     energy: Energy  # (φ(x′), y′) → energies (B,) that Langevin dynamics descends
     noise: Noise
+    sigma_data: float | None = None  # σ_d, of a noise-conditional energy
 
     @classmethod
-    def of(cls, head: "Head", energy: Energy, labels: Tensor, noise: Noise) -> "Chains":
+    def of(
+        cls,
+        head: "Head",
+        energy: Energy,
+        labels: Tensor,
+        noise: Noise,
+        sigma_data: float | None = None,
+    ) -> "Chains":
         """Chains towards these classes; `energy` is one of the head's."""
         means = None if head.means is None else head.means.detach()[labels]
-        return cls(labels, means, energy, noise)
+        return cls(labels, means, energy, noise, sigma_data)
 
 
 def input_gradient(total: Callable[[Tensor, Tensor], Tensor], x: Tensor, goal: Tensor) -> Tensor:
@@ -115,6 +128,44 @@ def sgld_jem(
     return x
 
 
+def heun(
+    gradient: Gradient, x: Tensor, chains: Chains, cfg: SamplerConfig, *, steps: int, on_step: OnStep = ignore
+) -> Tensor:
+    """Heun's method for dx/dσ = (x − D(x; σ))/σ from N(0, σ_max²) (EDM, Algorithm 1; with churn 2).
+
+    The last step is x ← D(x; σ_min). Takes 2·steps − 1 gradients.
+    """
+    levels = [*noisy.levels(steps, cfg.sigma_min, cfg.sigma_max, cfg.rho), 0.0]
+    x = levels[0] * x
+
+    def slope(x: Tensor, sigma: float) -> Tensor:
+        return (x - denoised(gradient, x, sigma, chains, cfg.guidance)) / sigma
+
+    for t, (sigma, after) in enumerate(pairwise(levels)):
+        higher = noisy.churned(sigma, steps, cfg.churn, *CHURNED)
+        if higher > sigma:
+            x = x + (higher**2 - sigma**2) ** 0.5 * CHURN_NOISE * chains.noise.normal(*x.shape[1:])
+        first = slope(x, higher)
+        moved = x + (after - higher) * first
+        if after:
+            moved = x + (after - higher) * 0.5 * (first + slope(moved, after))
+        x = moved
+        on_step(t + 1, x)
+    return x
+
+
+def denoised(gradient: Gradient, x: Tensor, sigma: float, chains: Chains, guidance: float) -> Tensor:
+    """D(x; σ) = c_skip·x + c_out·F, F = −∂/∂u of the guided energy."""
+    assert chains.sigma_data is not None
+    level = noisy.per_image(sigma, x)
+    scales = noisy.scales(level, chains.sigma_data)
+    given = noisy.network_input(scales.into * x, level)
+    gamma2 = level.flatten() / chains.sigma_data
+    goal = torch.stack([chains.labels.to(x), gamma2, torch.full_like(gamma2, guidance)], 1)
+    force = -gradient(chains.energy, given, goal)[:, :-1].to(x)
+    return scales.skip * x + scales.out * force
+
+
 @dataclass(frozen=True)
 class Sampler:
     """A sampler and what the rest of gmmc must know about it."""
@@ -122,6 +173,8 @@ class Sampler:
     move: Callable[..., Tensor]
     # Walks to a class mean: needs a head with means, and does not shape all of E into a density.
     to_means: bool
+    # Goes through all noise levels: needs an energy at each of them, as training by denoising learns it.
+    noise_conditional: bool = False
 
 
 SAMPLERS: dict[str, Sampler] = {
@@ -129,6 +182,7 @@ SAMPLERS: dict[str, Sampler] = {
     "noise_injected": Sampler(noise_injected, to_means=True),
     "sgld": Sampler(sgld, to_means=False),
     "sgld_jem": Sampler(sgld_jem, to_means=False),
+    "heun": Sampler(heun, to_means=False, noise_conditional=True),
 }
 
 

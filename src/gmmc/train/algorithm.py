@@ -37,6 +37,7 @@ class Outcome:
     """Record of an update for metrics and guard, without gradients."""
 
     values: Mapping[str, Tensor]  # of some of the algorithm's measures: one number per image, or one
+    accepted: Tensor | None = None  # whether the weights were updated; None: they were
 
 
 @dataclass(frozen=True)

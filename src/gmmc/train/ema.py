@@ -20,12 +20,19 @@ class Average:
         self.decay = decay
 
     @torch.no_grad()
-    def update(self, model: Classifier, updates: int) -> None:
+    def update(self, model: Classifier, updates: int, accepted: Tensor | None = None) -> None:
+        """Average the weights in, where the update was accepted."""
         decay = min(self.decay, (1 + updates) / (10 + updates))
         averages: list[Tensor] = list(self.model.parameters())
         weights: list[Tensor] = list(model.parameters())
         # One launch for many tensors on a GPU.
-        torch._foreach_lerp_(averages, weights, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
+        share = 1 - decay if accepted is None else (1 - decay) * accepted
+        if isinstance(share, Tensor):  # on the device, which nothing here waits for
+            steps = torch._foreach_sub(weights, averages)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_mul_(steps, share.to(steps[0]))  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(averages, steps)  # pyright: ignore[reportPrivateImportUsage]
+        else:
+            torch._foreach_lerp_(averages, weights, share)  # pyright: ignore[reportPrivateImportUsage]
         for mine, current in zip(batch_norms(self.model), batch_norms(model), strict=True):
             for statistic, now in zip(mine.buffers(), current.buffers(), strict=True):
                 statistic.copy_(now)

@@ -26,6 +26,7 @@ from gmmc.train import initialize
 from gmmc.train.algorithm import Algorithm, Setup
 from gmmc.train.batches import Batches
 from gmmc.train.contrastive import Contrastive
+from gmmc.train.denoising import Denoising
 from gmmc.train.ema import Average
 from gmmc.train.memory import Room
 from gmmc.train.meter import Meter
@@ -37,7 +38,7 @@ from gmmc.train.updater import Updater
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-ALGORITHMS: dict[str, type[Algorithm]] = {"contrastive": Contrastive}
+ALGORITHMS: dict[str, type[Algorithm]] = {"contrastive": Contrastive, "denoising": Denoising}
 
 
 class Learner:
@@ -106,7 +107,7 @@ class Learner:
         outcome = self.algorithm.step(self.batches.at(now), now)
         self._share_statistics()
         if self.average:
-            self.average.update(self.model, self.step)
+            self.average.update(self.model, self.step, outcome.accepted)
         self.meter.add(outcome.values)
         self.state = self.state.advanced()
 
@@ -193,7 +194,7 @@ class Learner:
         """
         model = self.best_model.eval()
         model.load_state_dict(model_file.stored_weights(model))  # all that follows is of these
-        if model.head.has_means:
+        if model.head.has_means and model.denoising is None:  # whose γ² is known
             model.head.gamma2.fill_(self.estimate_gamma2(model, on_progress))
         self.algorithm.finish(model, self.state.pace)
         model.trained = {

@@ -24,7 +24,7 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
     """Refuse a recipe that these data or so many processes do not allow."""
     choose(cfg.train.engine, pick_device(cfg.train.device), compile=False)
     smallest_side = min(data.shape[1:])
-    for name in ("discriminative", "generative", "contrast"):
+    for name in ("discriminative", "generative", "contrast", "denoising"):
         for key in ("shift", "cutout"):
             pixels = getattr(getattr(cfg, name), key)
             if pixels >= smallest_side:

@@ -61,12 +61,18 @@ class Updater:
             group["weight_decay"] = now.phase.weight_decay
 
     def __call__(
-        self, loss: Loss, *inputs: Tensor | None, network: Network | None = None, kind: Hashable = None
+        self,
+        loss: Loss,
+        *inputs: Tensor | None,
+        network: Network | None = None,
+        kind: Hashable = None,
+        accept: Callable[[Any, Tensor], Tensor] | None = None,
     ) -> tuple[Any, Tensor]:
         """Make one update; return (record that the loss returns, norm of the gradient before the clip).
 
         `network`: what the loss is given in place of the backbone; other weights stay as they are.
         `kind`: changes whenever the loss computes something else from inputs of the same shapes.
+        `accept`: given both, returns whether to move the weights at all, as a tensor; None: always.
         """
         if self.engine.graph and network is None:
             record = self._replayed(loss, inputs, kind)
@@ -77,8 +83,23 @@ class Updater:
         norm = get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if self.cfg.train.clip:
             clip_grads_with_norm_(self.parameters, self.cfg.train.clip, norm)
-        self.optimizer.step()
+        if accept is None:
+            self.optimizer.step()
+        else:
+            self._step_if(accept(record, norm))
         return record, norm
+
+    def _step_if(self, accepted: Tensor) -> None:
+        """Let the optimiser step or leave all of its state as it is."""
+        if self.model.device.type not in FUSED_ON:
+            if accepted:
+                self.optimizer.step()
+            return
+        # How a GradScaler skips a step; the fused optimiser reads it on the device.
+        optimizer: Any = self.optimizer
+        optimizer.grad_scale, optimizer.found_inf = None, (~accepted).float().reshape(1)
+        self.optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf
 
     def _backward(self, loss: Loss, network: Network, *inputs: Tensor | None) -> Any:
         """Compute gradients of the loss, in the parameters."""

@@ -1,0 +1,261 @@
+"""Denoising score matching: the energy's gradient on noisy images is fitted to their noise, without chains.
+
+With F = −∂e/∂u, e = ½‖φ(u) − μ_y‖², and the residual r = F − t of EDM's regression (noise.py), the gradient of
+L = ‖r‖²/D with respect to the weights is a finite difference of the energy (Pang et al. 2020),
+
+    ∂L/∂θ = −2/D ∂/∂θ ⟨∂e/∂u, r⟩ ≈ 1/(D·h) ∂/∂θ [e(u − h·r) − e(u + h·r)],    r taken as a constant.
+
+So an update needs one gradient with respect to images, and then contrasts two images with each other as
+Algorithm 1 does: one is pulled down, the other pushed up. L fixes each p(x|y; σ) up to a factor; cross-entropy
+fixes p(y|x; σ).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gmmc import noise
+from gmmc.classifier.model import Classifier
+from gmmc.config.schema import Config
+from gmmc.config.sections import AugmentConfig, DenoisingConfig, ObjectiveConfig
+from gmmc.data.splits import Dataset
+from gmmc.errors import InputError
+from gmmc.networks.backbones import LAYOUT
+from gmmc.sampling import engine
+from gmmc.train.algorithm import Algorithm, Batch, Outcome, Setup
+from gmmc.train.schedule import Moment
+from gmmc.train.spikes import Spikes
+from gmmc.train.updater import Network
+
+COMPILE_FROM_UPDATES = 2_000  # of the input gradient; normalisation gains more by it than convolutions do
+SHARPEST = 0.1  # smallest γ² of the cross-entropy on noisy images
+WITHOUT_CLASS = -1.0  # guidance: the energy is then that of p(x)
+WATCHED = ("loss", "grad_norm")  # for spikes
+
+
+@dataclass(frozen=True)
+class Noisy:
+    """Noisy images as φ takes them, and what F is fitted to."""
+
+    u: Tensor  # c_in·(x + σn)
+    level: Tensor  # σ, (B, 1, 1, 1)
+    target: Tensor  # t = (x − c_skip·(x + σn))/c_out
+    goal: Tensor  # (B, 3): label, γ², guidance; see Head.guided_energy
+
+
+class Record(NamedTuple):
+    """Results of a loss, without gradients."""
+
+    class_loss: Tensor
+    correct: Tensor  # whether a class image is assigned its class
+
+
+class Loss:
+    """β·[e(u − h·r) − e(u + h·r)]/(D·h) + weighted cross-entropies of class images and noisy images."""
+
+    def __init__(self, model: Classifier, cfg: DenoisingConfig):
+        self.head, self.cfg, self.gamma2 = model.head, cfg, model.density_gamma2
+
+    def __call__(
+        self,
+        network: Network,
+        x: Tensor,
+        y: Tensor,
+        lower: Tensor | None,
+        higher: Tensor | None,
+        goal: Tensor | None,
+        beta: Tensor,
+    ) -> tuple[Tensor, Record]:
+        """`x`, `lower` and `higher` are images as φ takes them; the last two are None where β = 0."""
+        parts = [part for part in (x, lower, higher) if part is not None]
+        found = network(torch.cat(parts).contiguous(memory_format=LAYOUT))
+        features, *noisy = found.split([len(part) for part in parts])
+        logits = self.head.logits_at(features, self.gamma2)
+        class_loss = F.cross_entropy(logits, y)
+        loss = self.cfg.class_weight * class_loss
+        if goal is not None:
+            loss = loss + beta * self.contrast(*noisy, goal, numbers=x[0, :-1].numel())
+            loss = loss + self.cfg.noisy_class_weight * self.noisy_class_loss(found[len(x) :], goal)
+        return loss, Record(class_loss.detach(), logits.detach().argmax(-1) == y)
+
+    def contrast(self, lower: Tensor, higher: Tensor, goal: Tensor, *, numbers: int) -> Tensor:
+        difference = self.head.guided_energy(lower, goal) - self.head.guided_energy(higher, goal)
+        return difference.mean() / (numbers * self.cfg.h)
+
+    def noisy_class_loss(self, features: Tensor, goal: Tensor) -> Tensor:
+        """Cross-entropy of p(y|x; σ) at every σ."""
+        both = goal.repeat(2, 1)
+        gamma2 = both[:, 1:2].clamp(min=SHARPEST)
+        return F.cross_entropy(self.head.logits_at(features, gamma2), both[:, 0].long())
+
+
+class Denoising(Algorithm):
+    """L = β(t)·‖F − t‖²/D + class_weight·CE + noisy_class_weight·CE_noisy; at β = 0 no noise is denoised.
+
+    An update whose loss or gradient norm is far above its running mean is skipped.
+    """
+
+    measures = ("loss", "class_loss", "accuracy", "grad_norm", "skipped")
+
+    def __init__(self, setup: Setup):
+        super().__init__(setup)
+        self.settings = self.cfg.denoising
+        self.loss = Loss(self.model, self.settings)
+        count = min(self.settings.class_images or setup.batch_size, setup.batch_size)
+        self.every = setup.batch_size // count  # row of a batch that is a class image
+        share = setup.batch_size // self.process.count
+        self.mine = slice(self.process.rank * share, (self.process.rank + 1) * share)
+        self.gradient = self._new_gradient() if self.cfg.samples else None
+        device = self.process.device
+        self._beta = torch.zeros((), device=device)  # where a CUDA graph reads it
+        guard = self.cfg.guard
+        self.spikes = Spikes(3, len(WATCHED), limit=guard.spike, on=guard.on, device=device)
+        self.lowest = math.inf  # loss of a line of metrics
+
+    def _new_gradient(self) -> engine.PlainGradient | engine.FastGradient:
+        plan, process = self.setup.plan, self.process
+        way = process.choose_engine(plan.total - plan.discriminative, COMPILE_FROM_UPDATES)
+        return engine.new_gradient(self.model.backbone, way, process.precision, process.fabric.autocast)
+
+    # --- an update ---
+
+    def step(self, batch: Batch, now: Moment) -> Outcome:
+        lower, higher, goal, losses = None, None, None, None
+        if now.beta > 0:
+            noisy = self.noisy(batch, now.step)
+            residual = self.residual(noisy)
+            losses = residual.square().flatten(1).mean(1)
+            lower, higher = self.sides(noisy, residual)
+            goal = noisy.goal
+        x, y = self.class_images(batch, now.step)
+
+        def accept(record: Record, norm: Tensor) -> Tensor:
+            mean = self.process.mean
+            loss = self.spikes.means[0] if losses is None else mean(losses.mean())
+            return self.spikes.judge(torch.stack([loss.double(), norm.double(), mean(record.class_loss)]))
+
+        beta = self._beta.fill_(now.beta)
+        record, _ = self.updater(self.loss, x, y, lower, higher, goal, beta, accept=accept)
+        accepted, (loss, norm, class_loss) = self.spikes.accepted, self.spikes.values
+        values = {"class_loss": class_loss, "grad_norm": norm, "accuracy": record.correct, "skipped": ~accepted}
+        return Outcome(values if losses is None else {"loss": loss, **values}, accepted)
+
+    @torch.no_grad()
+    def noisy(self, batch: Batch, step: int) -> Noisy:
+        """Noise for the images of a batch, drawn alike by all processes."""
+        cfg, images = self.settings, batch.augmented(self.settings, "denoised")
+        source, whole = self.process.shared_source("noise", step), self.setup.batch_size
+
+        def drawn(draw: Any, *size: int) -> Tensor:
+            return draw(whole, *size, generator=source, device=images.device)[self.mine]
+
+        level = (cfg.sigma_mean + cfg.sigma_std * drawn(torch.randn, 1, 1, 1)).exp()
+        x = images + level * drawn(torch.randn, *images.shape[1:])
+        scales = noise.scales(level, cfg.sigma_data)
+        without = drawn(torch.rand) < cfg.unlabelled
+        goal = [batch.labels.float(), level.flatten() / cfg.sigma_data, without * WITHOUT_CLASS]
+        return Noisy(
+            scales.into * x, level, (images - scales.skip * x) / scales.out, torch.stack(goal, 1)
+        )
+
+    @torch.no_grad()
+    def residual(self, noisy: Noisy) -> Tensor:
+        """F − t."""
+        assert self.gradient is not None
+        self.gradient.refresh()
+        with torch.enable_grad():
+            given = noise.network_input(noisy.u, noisy.level)
+            gradient = self.gradient(self.model.head.guided_energy, given, noisy.goal)
+        return -gradient[:, :-1].float() - noisy.target
+
+    @torch.no_grad()
+    def sides(self, noisy: Noisy, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """u − h·r and u + h·r, as φ takes them."""
+        cfg = self.settings
+        if cfg.residual_limit:  # a few images must not move all weights
+            size = residual.square().mean((1, 2, 3), keepdim=True).sqrt()
+            residual = residual * (cfg.residual_limit / size).clamp(max=1)
+        low, high = noisy.u - cfg.h * residual, noisy.u + cfg.h * residual
+        return noise.network_input(low, noisy.level), noise.network_input(high, noisy.level)
+
+    @torch.no_grad()
+    def class_images(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        """Every so many rows of the batch with noise of up to class_sigma, as φ takes them, and their labels."""
+        cfg, images = self.settings, batch.images
+        source, whole = self.process.shared_source("class noise", step), self.setup.batch_size
+        size = torch.rand(whole, 1, 1, 1, generator=source, device=images.device)
+        drawn = torch.randn(whole, *images.shape[1:], generator=source, device=images.device)
+        x = (images + cfg.class_sigma * (size * drawn)[self.mine])[:: self.every]
+        level = noise.per_image(cfg.class_sigma, x)
+        u = noise.scales(level, cfg.sigma_data).into * x
+        return noise.network_input(u, level), batch.labels[:: self.every]
+
+    # --- guard ---
+
+    def summary(self, means: dict[str, float], census: list[float], now: Moment) -> dict[str, float]:
+        if not means.get("skipped", 1.0):  # else the mean is not of this line alone
+            self.lowest = min(self.lowest, means.get("loss", math.inf))
+        return means
+
+    def trouble(self, line: Mapping[str, Any]) -> str | None:
+        guard = self.cfg.guard
+        if line.get("skipped", 0.0) > guard.skipped:
+            return f"{line['skipped']:.0%} of the updates were skipped, more than {guard.skipped:.0%}"
+        if line.get("loss", 0.0) > guard.rise * self.lowest:
+            times = line["loss"] / self.lowest
+            return f"the denoising loss is {times:.3g} times its lowest, more than {guard.rise:g}"
+        return None
+
+    # --- checks ---
+
+    @classmethod
+    def check_recipe(cls, cfg: Config) -> None:
+        count, batch = cfg.denoising.class_images, cfg.train.batch_size
+        if count and batch % count:
+            raise InputError(f"denoising.class_images must divide train.batch_size={batch}, got {count}")
+        unused = {
+            "model.norm": cfg.model.norm == "none",
+            "[objective]": cfg.objective == ObjectiveConfig(),
+            "[contrast]": cfg.contrast == AugmentConfig(),
+            "[transfer]": not cfg.has_transfer,
+            "train.fid_every": not cfg.train.fid_every,
+        }
+        for name, absent in unused.items():
+            if not absent:
+                raise InputError(f"train.algorithm=denoising does not use {name}; leave it out")
+
+    @classmethod
+    def check_data(cls, cfg: Config, data: Dataset, processes: int) -> None:
+        batch = min(cfg.train.batch_size, len(data.train))
+        every = batch // min(cfg.denoising.class_images or batch, batch)
+        if (batch // processes) % every:
+            raise InputError(
+                f"denoising.class_images must leave each of the {processes} processes equally many of a batch "
+                f"of {batch}, got {cfg.denoising.class_images}"
+            )
+
+    # --- state ---
+
+    def info(self) -> dict[str, Any]:
+        lowest = None if math.isinf(self.lowest) else self.lowest
+        return {"spikes": self.spikes.info(), "lowest": lowest}
+
+    def load_state(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
+        self.spikes.load(info["spikes"])
+        self.lowest = math.inf if info["lowest"] is None else info["lowest"]
+
+    # --- for people ---
+
+    @property
+    def cost(self) -> float:
+        # A noisy image has a gradient to its pixels, two thirds of an update, and two updates.
+        return 1 + self.every * (2 + 2 / 3) if self.cfg.samples else 1.0
+
+    @property
+    def how(self) -> str:
+        return super().how + (f"; gradient {self.gradient.how}" if self.gradient else "")
