@@ -65,9 +65,7 @@ def _drawing_settings(cfg: Config) -> DrawingSettings | None:
     if not cfg.samples:
         return None
     sigma_data = cfg.denoising.sigma_data if cfg.noise_conditional else None
-    return DrawingSettings(
-        cfg.sampler, cfg.sample.steps, cfg.train.engine, cfg.train.precision, sigma_data
-    )
+    return DrawingSettings(cfg.sampler, cfg.sample.steps, cfg.train.engine, cfg.train.precision, sigma_data)
 
 
 def _no_drawing(cfg: Config, head: Head) -> str:

@@ -17,8 +17,9 @@ def contradictions(cfg: "Config") -> Iterator[tuple[bool, str]]:
         not (cfg.has_transfer or cfg.discriminative.epochs or cfg.generative.epochs),
         "discriminative.epochs + generative.epochs must be at least 1, got 0",
     )
+    has_chains = cfg.samples and not cfg.noise_conditional
     yield (
-        cfg.samples and cfg.buffer.size < cfg.chains,
+        has_chains and cfg.buffer.size < cfg.chains,
         f"buffer.size must be at least the chains of an update, {cfg.chains}, "
         f"got buffer.size={cfg.buffer.size}",
     )

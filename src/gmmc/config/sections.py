@@ -210,7 +210,9 @@ class DenoisingConfig(AugmentConfig):
     sigma_mean: float = _number(-1.2, at_least=-20, at_most=20)  # ln σ ~ N(sigma_mean, sigma_std²)
     sigma_std: float = _number(1.2, above=0, at_most=10)
     h: float = _number(0.1, at_least=1e-6, at_most=10)  # step of the finite differences
-    residual_limit: float = _number(1.5, at_least=0)  # largest RMS of an image's residual in an update; 0: no limit
+    residual_limit: float = _number(
+        1.5, at_least=0
+    )  # largest RMS of an image's residual in an update; 0: no limit
     unlabelled: float = _number(0.1, at_least=0, at_most=1)  # share of images denoised without their class
     # σ of predictions; class images are as noisy as that at most.
     class_sigma: float = _number(0.05, at_least=1e-3, at_most=100)

@@ -264,7 +264,9 @@ def difference(content: bytes, graph: Graph) -> float | None:
     wanted = {"logits": logits_at(network, energies, graph.gamma2)}
     wanted |= scores.feature_scores(network, features, graph.gamma2)
     size = {"logits": wanted["logits"].abs().amax(-1).clamp(min=1)}
-    size |= dict.fromkeys(SCORES, logits_at(network, energies, network.density_gamma2).abs().amax(-1).clamp(min=1))
+    size |= dict.fromkeys(
+        SCORES, logits_at(network, energies, network.density_gamma2).abs().amax(-1).clamp(min=1)
+    )
     largest = 0.0
     for part in (images[:1], images):
         n = len(part)

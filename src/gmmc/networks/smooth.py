@@ -150,6 +150,9 @@ class Coordinates(nn.Module):
         super().__init__()
         self.spatial = nn.Conv2d(width, SPATIAL, 1)
         self.pooled = nn.Linear(width, dim or width)  # last: its outputs are the head's
+        with torch.no_grad():  # γ² is small, so that logits would begin far too large
+            self.pooled.weight.mul_(0.1)
+            self.pooled.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self.pooled(x.mean((2, 3))), self.spatial(x).flatten(1)], 1)

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from gmmc.networks.heads import Head
 
 BOX = (-1.0, 1.0)  # where pixels live
-# Of churn, as EDM has them: noise levels at which noise is added, and its standard deviation.
-CHURNED = (0.05, 50.0)
-CHURN_NOISE = 1.003
+CHURNED = (0.05, 50.0)  # noise levels at which churn adds noise, as EDM has them for CIFAR-10
 Energy = Callable[[Tensor, Tensor], Tensor]  # (features, goal) → energies (B,)
 
 
@@ -144,7 +142,7 @@ def heun(
     for t, (sigma, after) in enumerate(pairwise(levels)):
         higher = noisy.churned(sigma, steps, cfg.churn, *CHURNED)
         if higher > sigma:
-            x = x + (higher**2 - sigma**2) ** 0.5 * CHURN_NOISE * chains.noise.normal(*x.shape[1:])
+            x = x + (higher**2 - sigma**2) ** 0.5 * chains.noise.normal(*x.shape[1:])
         first = slope(x, higher)
         moved = x + (after - higher) * first
         if after:

@@ -142,7 +142,12 @@ class Denoising(Algorithm):
         beta = self._beta.fill_(now.beta)
         record, _ = self.updater(self.loss, x, y, lower, higher, goal, beta, accept=accept)
         accepted, (loss, norm, class_loss) = self.spikes.accepted, self.spikes.values
-        values = {"class_loss": class_loss, "grad_norm": norm, "accuracy": record.correct, "skipped": ~accepted}
+        values = {
+            "class_loss": class_loss,
+            "grad_norm": norm,
+            "accuracy": record.correct,
+            "skipped": ~accepted,
+        }
         return Outcome(values if losses is None else {"loss": loss, **values}, accepted)
 
     @torch.no_grad()
@@ -159,9 +164,7 @@ class Denoising(Algorithm):
         scales = noise.scales(level, cfg.sigma_data)
         without = drawn(torch.rand) < cfg.unlabelled
         goal = [batch.labels.float(), level.flatten() / cfg.sigma_data, without * WITHOUT_CLASS]
-        return Noisy(
-            scales.into * x, level, (images - scales.skip * x) / scales.out, torch.stack(goal, 1)
-        )
+        return Noisy(scales.into * x, level, (images - scales.skip * x) / scales.out, torch.stack(goal, 1))
 
     @torch.no_grad()
     def residual(self, noisy: Noisy) -> Tensor:

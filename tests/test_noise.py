@@ -1,0 +1,153 @@
+"""Laws of the preconditioning, and of a model's energies at every noise level."""
+
+import pytest
+import torch
+
+from conftest import make_model
+from gmmc import noise
+from gmmc.errors import InputError
+from gmmc.networks.heads import HEADS
+from gmmc.noise import churned, levels, network_input, per_image, radius, scales
+
+SIGMAS = torch.tensor([0.002, 0.05, 0.5, 3.0, 80.0], dtype=torch.float64)
+SIGMA_DATA = 0.5
+DENOISING = {"train": {"algorithm": "denoising"}, "sampler": {"name": "heun"}}
+
+
+def make_denoiser(backbone="smooth-mlp-2-16", **sections):
+    model = {"backbone": backbone, "dim": 8, "scale": 1.0, **sections.pop("model", {})}
+    return make_model(**{**DENOISING, "model": model, **sections}).double()
+
+
+def images(count=4, shape=(1, 8, 8)):
+    return torch.rand(count, *shape, dtype=torch.float64)
+
+
+class TestScales:
+    def test_inputs_and_targets_have_variance_1(self):
+        """Of x = x₀ + σn with Var x₀ = σ_d²: u = c_in·x, and t = (x₀ − c_skip·x)/c_out."""
+        skip, out, into = scales(SIGMAS, SIGMA_DATA)
+        ones = torch.ones_like(SIGMAS)
+        torch.testing.assert_close(into**2 * (SIGMAS**2 + SIGMA_DATA**2), ones)
+        variance = ((1 - skip) ** 2 * SIGMA_DATA**2 + skip**2 * SIGMAS**2) / out**2
+        torch.testing.assert_close(variance, ones)
+
+    def test_the_best_linear_denoiser_is_what_is_skipped(self):
+        """F = 0 is the posterior mean of N(0, σ_d²): so u and t are uncorrelated."""
+        skip, _, _ = scales(SIGMAS, SIGMA_DATA)
+        torch.testing.assert_close((1 - skip) * SIGMA_DATA**2, skip * SIGMAS**2)
+
+    def test_gamma2_turns_force_into_score(self):
+        """σ²/γ²·c_in = c_out, as D = x − σ² ∂E/∂x."""
+        _, out, into = scales(SIGMAS, SIGMA_DATA)
+        torch.testing.assert_close(SIGMAS**2 * into / (SIGMAS / SIGMA_DATA), out)
+
+    def test_the_radius_is_the_gaussian_term(self):
+        x = torch.randn(5, 3, 4, 4, dtype=torch.float64)
+        level = SIGMAS.view(5, 1, 1, 1)
+        u = scales(level, SIGMA_DATA).into * x
+        energy = 0.5 * radius(u, level, SIGMA_DATA).square().flatten() / (SIGMAS / SIGMA_DATA)
+        term = x.square().sum((1, 2, 3)) / (2 * (SIGMAS**2 + SIGMA_DATA**2))
+        torch.testing.assert_close(energy, term)
+
+    def test_the_noise_level_is_one_more_channel(self):
+        u = torch.randn(2, 3, 4, 5)
+        given = network_input(u, torch.tensor([1.0, torch.e**4]).view(2, 1, 1, 1))
+        assert torch.equal(given[:, :3], u)
+        torch.testing.assert_close(given[:, 3], torch.tensor([0.0, 1.0]).view(2, 1, 1).expand(2, 4, 5))
+
+
+class TestLevels:
+    def test_they_fall_from_the_highest_to_the_lowest(self):
+        found = levels(18, 0.02, 80.0, 7.0)
+        assert found[0] == pytest.approx(80)
+        assert found[-1] == pytest.approx(0.02)
+        assert found == sorted(found, reverse=True)
+        roots = torch.tensor(found, dtype=torch.float64) ** (1 / 7)
+        torch.testing.assert_close(roots.diff(), roots.diff().mean().expand(17))
+
+    def test_one_step_is_from_the_highest(self):
+        assert levels(1, 0.02, 80.0, 7.0) == [80.0]
+
+    def test_churn_raises_noise_between_its_bounds_only(self):
+        assert churned(1.0, 10, 0.0, 0.05, 50.0) == 1.0
+        assert churned(1.0, 10, 1.0, 0.05, 50.0) == pytest.approx(1.1)
+        assert churned(1.0, 10, 1e6, 0.05, 50.0) == pytest.approx(2**0.5)
+        assert churned(60.0, 10, 5.0, 0.05, 50.0) == 60.0
+
+
+class TestModel:
+    @pytest.mark.parametrize("backbone", ["smooth-mlp-2-16", "smooth-group-10-1"])
+    @pytest.mark.parametrize("sigma", [0.05, 1.0])
+    def test_the_gradient_of_its_energy_denoises(self, backbone, sigma):
+        """D = x − σ² ∂E(x, y; σ)/∂x = c_skip·x + c_out·F, F = −∂/∂u ½‖φ(u) − μ_y‖²."""
+        model, unit = make_denoiser(backbone), images().requires_grad_(True)
+        labels = torch.tensor([0, 1, 2, 0])
+        energy = -model.at_noise(sigma)(unit).gather(1, labels[:, None]).sum()
+        (by_unit,) = torch.autograd.grad(energy, unit)  # half of that by x in [−1, 1]
+        x = (unit * 2 - 1).detach()
+        level = per_image(sigma, x)
+        skip, out, into = scales(level, SIGMA_DATA)
+        u = (into * x).requires_grad_(True)
+        goal = torch.stack([labels.double(), torch.full((4,), sigma / SIGMA_DATA), torch.zeros(4)], 1)
+        total = model.head.guided_energy(model.backbone(network_input(u, level)), goal.double()).sum()
+        (by_u,) = torch.autograd.grad(total, u)
+        torch.testing.assert_close(x - sigma**2 * by_unit / 2, skip * x - out * by_u)
+
+    @pytest.mark.parametrize("head", HEADS)
+    def test_its_densities_are_those_of_its_energies(self, head):
+        """log p(x; σ) = log Σ_y exp(−E(x, y; σ)), and p(y|x; σ) their softmax."""
+        settings = {"head": head} | ({"scale": 10.0} if head == "linear" else {})
+        model, x = make_denoiser(model=settings), images()
+        noisy = model.at_noise(0.7)
+        energies = torch.stack([noisy.energy(x, [y] * 4) for y in range(3)], 1)
+        torch.testing.assert_close(noisy.log_density(x), (-energies).logsumexp(1))
+        torch.testing.assert_close(noisy.predict_proba(x), (-energies).softmax(1))
+
+    def test_without_a_level_it_is_at_that_of_predictions(self):
+        model, x = make_denoiser(), images()
+        at = model.at_noise(model.denoising.class_sigma)
+        torch.testing.assert_close(model.log_density(x), at.log_density(x))
+        torch.testing.assert_close(model.energy(x, [0, 1, 2, 0]), at.energy(x, [0, 1, 2, 0]))
+        torch.testing.assert_close(model.predict_proba(x), at.predict_proba(x))
+
+    def test_scores_are_at_the_same_level(self):
+        model, x = make_denoiser(), images(20)
+        model.calibrate(x, torch.arange(20) % 3)
+        torch.testing.assert_close(model.answer(x, score="log_density").values, model.log_density(x).double())
+        parts = [model.answer(x, score=score).values for score in ("span_density", "residual")]
+        torch.testing.assert_close(sum(parts), model.log_density(x).double())
+
+    def test_guidance_weighs_the_class(self):
+        """γ²·[E(x, y) − w·log p(y|x)]; w = −1 forgets the class."""
+        model, x = make_denoiser(), images()
+        sigma, labels = 0.3, torch.tensor([0, 1, 2, 0])
+        gamma2 = sigma / SIGMA_DATA
+        at, found = model.at_noise(sigma), model.features(x, sigma)
+        joint = at.energy(x, labels)
+        log_posterior = at.predict_log_proba(x).gather(1, labels[:, None]).squeeze(1)
+        for w in (-1.0, 0.0, 0.5, 2.0):
+            goal = torch.tensor([[y, gamma2, w] for y in labels.tolist()], dtype=torch.float64)
+            guided = model.head.guided_energy(found, goal)
+            torch.testing.assert_close(guided, gamma2 * (joint - w * log_posterior))
+        torch.testing.assert_close(joint + log_posterior, -at.log_density(x))
+
+    def test_energies_of_a_bf16_network_are_float32(self):
+        model = make_denoiser("smooth-group-10-1").float()
+        model.backbone.bfloat16()
+        found = model.backbone(torch.randn(2, 2, 8, 8, dtype=torch.bfloat16))
+        goal = torch.tensor([[0.0, 1.0, 0.0]] * 2)
+        assert found.dtype == torch.bfloat16
+        assert model.head.guided_energy(found, goal).dtype == torch.float32
+
+    @pytest.mark.parametrize("sigma", [0, -1, float("nan"), True, "high"])
+    def test_impossible_levels_are_refused(self, sigma):
+        with pytest.raises(InputError, match="sigma must be"):
+            make_denoiser().at_noise(sigma)
+
+    def test_other_models_have_no_levels(self, model):
+        with pytest.raises(InputError, match="denoising"):
+            model.at_noise(0.1)
+
+    def test_the_level_is_in_the_units_of_signed_images(self):
+        assert noise.per_image(0.1, torch.zeros(2, 1, 8, 8)).shape == (2, 1, 1, 1)
