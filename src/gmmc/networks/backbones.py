@@ -134,7 +134,7 @@ BACKBONES: dict[str, tuple[Callable[..., nn.Sequential], Callable[[], nn.Module]
     r"small_cnn": (small_cnn, nn.SiLU),
     r"wrn-(\d+)-([1-9]\d*)": (wide_resnet, leaky_relu),
     r"mlp-([1-9]\d*)-([1-9]\d*)": (mlp, leaky_relu),
-    r"smooth-(group|magnitude|standard)-(\d+)-([1-9]\d*)": (smooth, nn.SiLU),
+    r"smooth-(group|unit|std)-(\d+)-([1-9]\d*)": (smooth, nn.SiLU),
     r"smooth-mlp-([1-9]\d*)-([1-9]\d*)": (mlp, nn.SiLU),
 }
 

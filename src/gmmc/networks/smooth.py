@@ -171,7 +171,7 @@ def smooth_resnet(kind: str, depth: int, width: int, channels: int, dim: int) ->
     blocks = (depth - 4) // 6
     width_in = 16 * width
     layers: list[nn.Module] = []
-    if kind == "magnitude":
+    if kind == "unit":
         layers.append(UnitConv2d(channels, width_in, 3))
     else:
         layers.append(nn.Conv2d(channels, width_in, 3, padding=1))
@@ -181,7 +181,7 @@ def smooth_resnet(kind: str, depth: int, width: int, channels: int, dim: int) ->
             pool = i == 0 and stage > 0
             if kind == "group":
                 layers.append(GroupBlock(width_in, width_out, pool))
-            elif kind == "magnitude":
+            elif kind == "unit":
                 layers.append(MagnitudeBlock(width_in, width_out, pool))
             else:
                 layers.append(StandardBlock(width_in, width_out, pool, variance**0.5))
