@@ -77,7 +77,7 @@ class TestLevels:
 
 
 class TestModel:
-    @pytest.mark.parametrize("backbone", ["smooth-mlp-2-16", "smooth-group-10-1"])
+    @pytest.mark.parametrize("backbone", ["smooth-mlp-2-16", "smooth-10-1"])
     @pytest.mark.parametrize("sigma", [0.05, 1.0])
     def test_the_gradient_of_its_energy_denoises(self, backbone, sigma):
         """D = x − σ² ∂E(x, y; σ)/∂x = c_skip·x + c_out·F, F = −∂/∂u ½‖φ(u) − μ_y‖²."""
@@ -133,7 +133,7 @@ class TestModel:
         torch.testing.assert_close(joint + log_posterior, -at.log_density(x))
 
     def test_energies_of_a_bf16_network_are_float32(self):
-        model = make_denoiser("smooth-group-10-1").float()
+        model = make_denoiser("smooth-10-1").float()
         model.backbone.bfloat16()
         found = model.backbone(torch.randn(2, 2, 8, 8, dtype=torch.bfloat16))
         goal = torch.tensor([[0.0, 1.0, 0.0]] * 2)

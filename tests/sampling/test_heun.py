@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from conftest import make_model
+from conftest import make_model, tiny_data
 from gmmc.config.sections import SamplerConfig
 from gmmc.noise import per_image, scales
 from gmmc.sampling.samplers import BatchNoise, Chains, heun
@@ -43,28 +43,37 @@ def gaussian():
 def drawn(data, count=1, *, steps=18, x=None, **settings):
     source = torch.Generator().manual_seed(0)
     noise = BatchNoise(count, source)
-    start = torch.randn(count, 2, 1, 1, generator=source, dtype=torch.float64) if x is None else x
+    start = torch.zeros(count, 2, 1, 1, dtype=torch.float64) if x is None else x
     labels = torch.zeros(count, dtype=torch.long)
     chains = Chains(labels, None, lambda features, goal: features, noise, SIGMA_DATA)
     return heun(data, start, chains, dataclasses.replace(CFG, **settings), steps=steps).flatten(1)
 
 
+class Silence:
+    """Noise of a chain that begins where it is put."""
+
+    def uniform(self, *size):
+        raise AssertionError
+
+    def normal(self, *size):
+        return torch.zeros(1, *size)
+
+
 def exact(data, x, high, low):
     """The solution of dx/dσ = (x − D)/σ: along each principal direction x − m falls as √(λ + σ²)."""
     values, vectors = torch.linalg.eigh(data.covariance)
-    along = (high * x.flatten(1) - data.mean) @ vectors
+    along = (x.flatten(1) - data.mean) @ vectors
     return data.mean + along * ((values + low**2) / (values + high**2)).sqrt() @ vectors.T
 
 
 def test_its_error_falls_with_the_square_of_the_steps():
-    data, x = gaussian(), torch.randn(8, 2, 1, 1, dtype=torch.float64)
     low, high = 0.02, 20.0
+    data, x = gaussian(), high * torch.randn(8, 2, 1, 1, dtype=torch.float64)
 
     def error(steps):
         """Before the last step, which is Euler's."""
         seen = []
-        noise = BatchNoise(8, torch.Generator())
-        chains = Chains(torch.zeros(8).long(), None, lambda f, g: f, noise, SIGMA_DATA)
+        chains = Chains(torch.zeros(8).long(), None, lambda f, g: f, Silence(), SIGMA_DATA)
         cfg = dataclasses.replace(CFG, sigma_min=low, sigma_max=high)
         heun(data, x, chains, cfg, steps=steps, on_step=lambda t, images: seen.append(images.flatten(1)))
         return (seen[-2] - exact(data, x, high, low)).norm().item()
@@ -92,16 +101,15 @@ def test_it_takes_two_gradients_per_step_but_for_the_last():
 
 
 def test_churn_adds_noise_and_its_absence_adds_none():
-    x = torch.ones(1, 2, 1, 1, dtype=torch.float64)
-    first, second = drawn(gaussian(), x=x), drawn(gaussian(), x=x)
+    first, second = drawn(gaussian()), drawn(gaussian())
     assert torch.equal(first, second)
-    assert not torch.equal(first, drawn(gaussian(), x=x, churn=10.0))
+    assert not torch.equal(first, drawn(gaussian(), churn=10.0))
 
 
 class TestModel:
     SECTIONS = {
         "train": {"algorithm": "denoising"},
-        "model": {"backbone": "smooth-group-10-1", "dim": 8, "scale": 1.0},
+        "model": {"backbone": "smooth-10-1", "dim": 8, "scale": 1.0},
         "sampler": {"name": "heun"},
         "sample": {"steps": 4},
     }
@@ -127,6 +135,14 @@ class TestModel:
         fast = model.sample(2, [0, 1])
         model.drawing = dataclasses.replace(model.drawing, engine="plain")
         torch.testing.assert_close(fast, model.sample(2, [0, 1]), rtol=1e-4, atol=1e-5)
+
+    def test_chains_of_gaussian_images_begin_there(self):
+        """[buffer] start = "gaussian": the noise is added to images of the class's Gaussian."""
+        model = make_model(**self.SECTIONS, buffer={"start": "gaussian", "rank": 4})
+        assert model.start.name == "Gaussian of the class's pixels"
+        data = tiny_data()
+        model.start.fit(data.train)
+        assert not torch.equal(model.sample(2, [0, 1]), make_model(**self.SECTIONS).sample(2, [0, 1]))
 
     def test_a_film_begins_with_noise_and_ends_with_the_image(self):
         model = make_model(**self.SECTIONS)

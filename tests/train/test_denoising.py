@@ -332,7 +332,7 @@ def test_an_update_does_not_wait_for_the_gpu(precision):
 
 @on_gpu
 @pytest.mark.parametrize("engine", ["graph", "compiled"])
-@pytest.mark.parametrize("backbone", ["smooth-mlp-2-16", "smooth-group-10-1"])
+@pytest.mark.parametrize("backbone", ["smooth-mlp-2-16", "smooth-10-1"])
 def test_faster_engines_make_the_same_updates(engine, backbone):
     def course(engine):
         train = {"device": "cuda", "precision": "fp32", "engine": engine, "algorithm": "denoising"}

@@ -14,7 +14,7 @@ from gmmc.errors import InputError
 from gmmc.networks.backbones import build_backbone, feature_dim
 from gmmc.networks.heads import HEADS, Head
 from gmmc.pixels import Shape
-from gmmc.sampling.initial import GaussianStart, InitialImages, NormalStart, UniformStart
+from gmmc.sampling.initial import GaussianStart, InitialImages, NoiseStart, UniformStart
 
 
 def build(cfg: Config, shape: Shape, class_names: Sequence[str], priors: Tensor | None = None) -> Classifier:
@@ -53,11 +53,9 @@ def recipe_of(model: Classifier) -> Config:
 
 
 def _initial_images(cfg: Config, shape: Shape, classes: int) -> InitialImages:
-    if cfg.noise_conditional:
-        return NormalStart(shape)
     if cfg.buffer.start == "gaussian" and cfg.samples:
         return GaussianStart(shape, classes, cfg.buffer.rank, cfg.buffer.detail)
-    return UniformStart(shape)
+    return NoiseStart(shape) if cfg.noise_conditional else UniformStart(shape)
 
 
 def _drawing_settings(cfg: Config) -> DrawingSettings | None:

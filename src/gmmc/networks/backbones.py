@@ -79,12 +79,12 @@ def wide_resnet(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts)
     return nn.Sequential(*layers)
 
 
-def smooth(kind: str, depth: int, width: int, *, shape: Shape, dim: int, parts: Parts) -> nn.Sequential:
-    """See networks/smooth.py."""
+def smooth(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts) -> nn.Sequential:
+    """A wide ResNet with smooth input gradients (networks/smooth.py); dim=0 means 64·width beside the rest."""
     _check_sizes(depth, width)
     if parts.batch_norm:
         raise InputError("model.norm must be none with a smooth network, which has its own normalisation")
-    return smooth_resnet(kind, depth, width, _channels(shape, parts), dim)
+    return smooth_resnet(depth, width, channels=_channels(shape, parts), dim=dim)
 
 
 def small_cnn(*, shape: Shape, dim: int, parts: Parts) -> nn.Sequential:
@@ -134,24 +134,24 @@ BACKBONES: dict[str, tuple[Callable[..., nn.Sequential], Callable[[], nn.Module]
     r"small_cnn": (small_cnn, nn.SiLU),
     r"wrn-(\d+)-([1-9]\d*)": (wide_resnet, leaky_relu),
     r"mlp-([1-9]\d*)-([1-9]\d*)": (mlp, leaky_relu),
-    r"smooth-(group|unit|std)-(\d+)-([1-9]\d*)": (smooth, nn.SiLU),
+    r"smooth-(\d+)-([1-9]\d*)": (smooth, nn.SiLU),
     r"smooth-mlp-([1-9]\d*)-([1-9]\d*)": (mlp, nn.SiLU),
 }
 
 
 def build_backbone(cfg: ModelConfig, shape: Shape, *, noise_level: bool = False) -> nn.Module:
-    """The network of this name for images of the given shape; `noise_level`: with one more channel for it."""
+    """The network of this name for images of the given shape; `noise_level`: it takes one more channel."""
     if len(cfg.backbone) > BACKBONE_NAME:
         rule = f"model.backbone must have at most {BACKBONE_NAME} characters (limits.BACKBONE_NAME)"
         raise InputError(f"{rule}, got {shortened(cfg.backbone)}")
     for pattern, (build, activation) in BACKBONES.items():
         if match := re.fullmatch(pattern, cfg.backbone):
             parts = Parts(activation, cfg.norm != "none", noise_level)
-            sizes = [int(size) if size.isdigit() else size for size in match.groups()]
-            network: Any = build(*sizes, shape=shape, dim=cfg.dim, parts=parts)
+            network: Any = build(*map(int, match.groups()), shape=shape, dim=cfg.dim, parts=parts)
             return network.to(memory_format=LAYOUT)
     raise InputError(
-        "model.backbone must be 'small_cnn', 'wrn-DEPTH-WIDTH' (wrn-28-10) or 'mlp-DEPTH-WIDTH' (mlp-2-64), "
+        "model.backbone must be 'small_cnn', 'wrn-DEPTH-WIDTH' (wrn-28-10), 'mlp-DEPTH-WIDTH' (mlp-2-64), "
+        "'smooth-DEPTH-WIDTH' (smooth-28-4) or 'smooth-mlp-DEPTH-WIDTH' (smooth-mlp-3-128), "
         f"got {shortened(cfg.backbone)}"
     )
 

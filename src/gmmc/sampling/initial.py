@@ -33,8 +33,8 @@ class UniformStart(nn.Module):
         return noise.uniform(*self.shape) * 2 - 1
 
 
-class NormalStart(nn.Module):
-    """x′_0 ~ N(0, 1), which `heun` scales."""
+class NoiseStart(nn.Module):
+    """x′_0 = 0, to which `heun` adds its noise."""
 
     name = "normal noise"
 
@@ -46,7 +46,7 @@ class NormalStart(nn.Module):
         """Do nothing: it is the same for all data."""
 
     def forward(self, labels: Tensor, noise: Noise) -> Tensor:
-        return noise.normal(*self.shape)
+        return torch.zeros(len(labels), *self.shape, device=labels.device)
 
 
 class GaussianStart(nn.Module):
@@ -126,7 +126,7 @@ class GaussianStart(nn.Module):
         return x
 
 
-InitialImages = UniformStart | NormalStart | GaussianStart
+InitialImages = UniformStart | NoiseStart | GaussianStart
 
 
 def cosines(size: int) -> Tensor:

@@ -129,12 +129,12 @@ def sgld_jem(
 def heun(
     gradient: Gradient, x: Tensor, chains: Chains, cfg: SamplerConfig, *, steps: int, on_step: OnStep = ignore
 ) -> Tensor:
-    """Heun's method for dx/dσ = (x − D(x; σ))/σ from N(0, σ_max²) (EDM, Algorithm 1; with churn 2).
+    """Heun's method for dx/dσ = (x − D(x; σ))/σ from x + N(0, σ_max²) (EDM, Algorithm 1; with churn 2).
 
     The last step is x ← D(x; σ_min). Takes 2·steps − 1 gradients.
     """
     levels = [*noisy.levels(steps, cfg.sigma_min, cfg.sigma_max, cfg.rho), 0.0]
-    x = levels[0] * x
+    x = x + levels[0] * chains.noise.normal(*x.shape[1:])
 
     def slope(x: Tensor, sigma: float) -> Tensor:
         return (x - denoised(gradient, x, sigma, chains, cfg.guidance)) / sigma

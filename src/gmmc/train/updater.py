@@ -97,7 +97,7 @@ class Updater:
             return
         # How a GradScaler skips a step; the fused optimiser reads it on the device.
         optimizer: Any = self.optimizer
-        optimizer.grad_scale, optimizer.found_inf = None, (~accepted).float().reshape(1)
+        optimizer.grad_scale, optimizer.found_inf = None, (~accepted).float()
         self.optimizer.step()
         del optimizer.grad_scale, optimizer.found_inf
 

@@ -1,0 +1,91 @@
+"""Smooth wide ResNets."""
+
+import pytest
+import torch
+from torch import nn
+
+from gmmc.config.sections import ModelConfig
+from gmmc.errors import InputError
+from gmmc.networks.backbones import build_backbone, feature_dim, split_last
+from gmmc.networks.smooth import SPATIAL, GroupNorm, SmoothBlock
+
+
+def build(backbone="smooth-10-1", shape=(3, 32, 32), dim=24, norm="none", noise_level=False):
+    cfg = ModelConfig(backbone=backbone, dim=dim, norm=norm)
+    return build_backbone(cfg, shape, noise_level=noise_level)
+
+
+@pytest.mark.parametrize("width", [3, 16, 64, 256])
+def test_group_norm_is_torch_s(width):
+    ours = GroupNorm(width)
+    with torch.no_grad():
+        ours.weight.normal_()
+        ours.bias.normal_()
+    theirs = nn.GroupNorm(ours.groups, width)
+    theirs.load_state_dict(ours.state_dict())
+    x = 3 + 2 * torch.randn(2, width, 5, 4)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-4)
+
+
+def test_its_statistics_are_float32():
+    """In bf16 the squares of large numbers would leave no digits for the variance."""
+    x = (100 + torch.randn(2, 16, 8, 8)).bfloat16()
+    found = GroupNorm(16)(x)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), GroupNorm(16)(x.float()), rtol=0.02, atol=0.02)
+
+
+def test_features_are_pooled_then_spatial():
+    network = build()
+    features = network(torch.randn(2, 3, 32, 32))
+    assert features.shape == (2, 24 + SPATIAL * 8 * 8)
+    assert feature_dim(network) == 24
+    assert feature_dim(build(dim=0)) == 64
+    shifted = network(torch.full((2, 3, 32, 32), 0.3))  # all places alike: so are their features inside
+    spatial = shifted[:, 24:].unflatten(1, (SPATIAL, 8, 8))[:, :, 3:5, 3:5]
+    torch.testing.assert_close(spatial, spatial[:, :, :1, :1].expand_as(spatial), rtol=1e-3, atol=1e-4)
+
+
+def test_the_noise_level_is_one_more_channel():
+    assert build(noise_level=True)(torch.randn(2, 4, 32, 32)).shape[0] == 2
+    mlp = build("smooth-mlp-1-8", shape=(5, 1, 1), noise_level=True)
+    assert mlp(torch.randn(2, 6, 1, 1)).shape == (2, 24)
+
+
+def test_a_block_begins_as_its_shortcut_and_pooling_halves_the_sides():
+    x = torch.randn(2, 8, 6, 6)
+    torch.testing.assert_close(SmoothBlock(8, 8, pool=False)(x) - x, torch.zeros(2, 8, 6, 6), atol=0.2, rtol=0)
+    assert SmoothBlock(8, 16, pool=True)(x).shape == (2, 16, 3, 3)
+
+
+def test_an_image_does_not_feel_its_neighbours():
+    network, x = build().eval(), torch.randn(5, 3, 32, 32)
+    torch.testing.assert_close(network(x)[2:3], network(x[2:3]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backbone", ["smooth-10-1", "smooth-mlp-2-16"])
+def test_its_gradient_is_smooth(backbone):
+    """Twice differentiable: the change of the gradient falls with the step."""
+    network, x = build(backbone, shape=(1, 8, 8)).double(), torch.randn(1, 1, 8, 8, dtype=torch.float64)
+    direction = torch.randn_like(x)
+
+    def gradient(x):
+        x = x.requires_grad_(True)
+        return torch.autograd.grad(network(x).square().sum(), x)[0]
+
+    changes = [(gradient(x + h * direction) - gradient(x)).norm() / h for h in (1e-4, 1e-5)]
+    assert changes[0] / changes[1] == pytest.approx(1, rel=1e-2)
+
+
+def test_what_it_cannot_be_is_refused():
+    for name in ("smooth-11-1", "smooth-10-101"):
+        with pytest.raises(InputError, match="wide ResNet"):
+            build(name)
+    with pytest.raises(InputError, match="norm"):
+        build(norm="batch")
+    with pytest.raises(InputError, match="channels"):
+        build(shape=(2, 32, 32))
+
+
+def test_its_last_layer_is_not_one_linear_layer():
+    assert not list(split_last(build())[1].parameters())
