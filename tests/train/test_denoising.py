@@ -77,7 +77,7 @@ class TestGradient:
         lower, higher = algorithm.sides(noisy, residual)
         features = network(torch.cat([lower, higher])).split(4)
         numbers = noisy.u[0].numel()
-        loss = algorithm.loss.contrast(*features, noisy.goal, numbers=numbers)
+        loss = algorithm.loss.contrast(*features, noisy.goal, numbers)
         return torch.cat([part.flatten() for part in torch.autograd.grad(loss, [*network.parameters()])])
 
     def test_its_error_falls_with_the_square_of_h(self, parts):

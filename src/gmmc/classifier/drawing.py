@@ -1,7 +1,8 @@
 """Fresh images: chains of one seed each, in blocks of a fixed size."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from gmmc.networks.heads import Head
 from gmmc.pixels import Shape, to_unit
 from gmmc.sampling import engine
 from gmmc.sampling.initial import InitialImages
-from gmmc.sampling.samplers import BOX, SAMPLERS, Chains, OnStep, SeededNoise, ignore
+from gmmc.sampling.samplers import BOX, NOISE_SETTINGS, SAMPLERS, Chains, OnStep, SeededNoise, ignore
 
 # Chains run in padded blocks of a fixed size, so that an image is the same to the last bit whether it is
 # drawn alone or among a thousand; a GPU wants larger blocks than a CPU.
@@ -83,6 +84,14 @@ class Drawer:
         if not self._engine.copy:
             return "fp32"
         return engine.resolve_precision(self.settings.precision, self.device)
+
+    def sampler_settings(self) -> dict[str, Any]:
+        """Settings that decide what the sampler does, by their names in [sampler]."""
+        every = asdict(self.settings.sampler)
+        if self.settings.sigma_data is None:
+            return {name: value for name, value in every.items() if name not in NOISE_SETTINGS}
+        chosen = {name: every[name] for name in ("name", *NOISE_SETTINGS)}
+        return {**chosen, "sigma_data": self.settings.sigma_data}
 
     def labels(self, n: int, seed: int = 0) -> Tensor:
         """Draw the classes of `sample(n, seed=seed)` from the priors."""

@@ -46,6 +46,7 @@ from gmmc.generate import drawn
 from gmmc.pictures import GRID_COLUMNS, grid
 from gmmc.pixels import as_unit, to_uint8
 from gmmc.runs.folder import RunFolder
+from gmmc.sampling.initial import NoiseStart
 
 FEWEST = 4  # images that anything can be said of
 OVERLAP_IMAGES = 10_000  # of each set: time grows with their square
@@ -110,7 +111,8 @@ def evaluate(
     reference = Images(torch.cat([train, valid]))
     paper_reference = Images(torch.cat([train, valid, test.features]))
     scores = score_all(sets, reference, paper_reference, cfg.seed)
-    add_start(network, draw_start(drawer, cfg.generated, cfg.seed), reference, scores, cfg.seed)
+    if not isinstance(model.start, NoiseStart):
+        add_start(network, draw_start(drawer, cfg.generated, cfg.seed), reference, scores, cfg.seed)
     found = compare(sets["fresh"].features, train, test.features)
     followed = follow(network, model, drawer, cfg, sets["fresh"], reference, scores, work)
     for name, value in found.values.items():
@@ -186,7 +188,9 @@ def draw_start(drawer: Drawer, count: int, seed: int) -> Tensor:
 
 
 def find_buffer(folder: RunFolder | None, model: Classifier) -> tuple[Buffer | None, str]:
-    """The buffer, or None and why."""
+    """The buffer, or None and why; no reason where the training had none."""
+    if model.denoising is not None:
+        return None, ""
     try:
         buffer = read_buffer(folder, model)
         if len(buffer) < 2 * FEWEST:
@@ -338,14 +342,19 @@ def told_of_features(network: FeatureNetwork) -> dict[str, Any]:
 
 
 def told_of_chains(drawer: Drawer, cfg: EvaluateOptions) -> dict[str, Any]:
-    sampler = drawer.settings.sampler
     return {
         "steps": drawer.settings.steps,
         "seeds": f"{cfg.seed}..{cfg.seed + cfg.generated - 1}",
         "start": f"{drawer.initial.name}, not the buffer",
         "labels": f"0..{drawer.classes - 1} in turn",
-        "sampler": sampler.name,
-        "sampler_precision": drawer.precision,
-        "alpha": sampler.alpha,
-        "max_step": sampler.max_step or "no limit",
+        **told_of_sampler(drawer),
     }
+
+
+def told_of_sampler(drawer: Drawer) -> dict[str, Any]:
+    """The sampler, its precision and the settings that matter most."""
+    settings = drawer.sampler_settings()
+    told = {"sampler": settings.pop("name"), "sampler_precision": drawer.precision}
+    if "sigma_data" in settings:
+        return told | settings
+    return told | {"alpha": settings["alpha"], "max_step": settings["max_step"] or "no limit"}

@@ -31,7 +31,7 @@ def fingerprint(model: Classifier, steps: int | None = None) -> str:
         "shape": model.shape,
         # A key of earlier versions, whose images are to stay recognised.
         "model": asdict(recipe_of(model).model) | {"activation": "default"},
-        "sampler": asdict(drawer.settings.sampler),
+        "sampler": drawer.sampler_settings(),
         "start": model.start.name,
         "steps": drawer.settings.steps if steps is None else steps,
         "device": model.device.type,

@@ -1,4 +1,4 @@
-"""Wide ResNets whose input gradients are smooth: SiLU, average pooling, group norm; for training by denoising.
+"""Wide ResNets for training by denoising: smooth input gradients by SiLU, average pooling and group norm.
 
 Denoising fits these gradients. LeakyReLU makes them jump, and the adjoint of a strided convolution leaves
 checkerboards. Batch norm would couple the energies of a batch. docs/log.md compares group norm with

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gmmc.networks.heads import Head
 
 BOX = (-1.0, 1.0)  # where pixels live
+# Settings of noise-conditional samplers, which read no others but these.
+NOISE_SETTINGS = ("sigma_min", "sigma_max", "rho", "churn", "guidance")
 CHURNED = (0.05, 50.0)  # noise levels at which churn adds noise, as EDM has them for CIFAR-10
 Energy = Callable[[Tensor, Tensor], Tensor]  # (features, goal) → energies (B,)
 

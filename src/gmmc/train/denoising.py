@@ -1,13 +1,13 @@
 """Denoising score matching: the energy's gradient on noisy images is fitted to their noise, without chains.
 
-With F = −∂e/∂u, e = ½‖φ(u) − μ_y‖², and the residual r = F − t of EDM's regression (noise.py), the gradient of
-L = ‖r‖²/D with respect to the weights is a finite difference of the energy (Pang et al. 2020),
+With e = ½‖φ(u) − μ_y‖², F = −∂e/∂u and the residual r = F − t of EDM's regression (noise.py), the gradient
+of L = ‖r‖²/D with respect to the weights is a finite difference of the energy (Pang et al. 2020),
 
     ∂L/∂θ = −2/D ∂/∂θ ⟨∂e/∂u, r⟩ ≈ 1/(D·h) ∂/∂θ [e(u − h·r) − e(u + h·r)],    r taken as a constant.
 
-So an update needs one gradient with respect to images, and then contrasts two images with each other as
-Algorithm 1 does: one is pulled down, the other pushed up. L fixes each p(x|y; σ) up to a factor; cross-entropy
-fixes p(y|x; σ).
+So an update needs one gradient with respect to images. Then it contrasts two images, as Algorithm 1 does:
+the energy of one is pulled down, that of the other pushed up. L fixes each p(x|y; σ) up to a factor,
+cross-entropy fixes p(y|x; σ).
 """
 
 import math
@@ -32,7 +32,7 @@ from gmmc.train.schedule import Moment
 from gmmc.train.spikes import Spikes
 from gmmc.train.updater import Network
 
-COMPILE_FROM_UPDATES = 2_000  # of the input gradient; normalisation gains more by it than convolutions do
+COMPILE_FROM_UPDATES = 2_000  # of the input gradient; normalisation gains more by it than convolutions
 SHARPEST = 0.1  # smallest γ² of the cross-entropy on noisy images
 WITHOUT_CLASS = -1.0  # guidance: the energy is then that of p(x)
 WATCHED = ("loss", "grad_norm")  # for spikes
@@ -79,11 +79,13 @@ class Loss:
         class_loss = F.cross_entropy(logits, y)
         loss = self.cfg.class_weight * class_loss
         if goal is not None:
-            loss = loss + beta * self.contrast(*noisy, goal, numbers=x[0, :-1].numel())
+            lower_features, higher_features = noisy
+            loss = loss + beta * self.contrast(lower_features, higher_features, goal, x[0, :-1].numel())
             loss = loss + self.cfg.noisy_class_weight * self.noisy_class_loss(found[len(x) :], goal)
         return loss, Record(class_loss.detach(), logits.detach().argmax(-1) == y)
 
-    def contrast(self, lower: Tensor, higher: Tensor, goal: Tensor, *, numbers: int) -> Tensor:
+    def contrast(self, lower: Tensor, higher: Tensor, goal: Tensor, numbers: int) -> Tensor:
+        """Mean of [e(u − h·r) − e(u + h·r)]/(D·h), of the features of both; D: numbers of an image."""
         difference = self.head.guided_energy(lower, goal) - self.head.guided_energy(higher, goal)
         return difference.mean() / (numbers * self.cfg.h)
 
@@ -188,7 +190,7 @@ class Denoising(Algorithm):
 
     @torch.no_grad()
     def class_images(self, batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-        """Every so many rows of the batch with noise of up to class_sigma, as φ takes them, and their labels."""
+        """Evenly spaced rows of the batch with noise of up to class_sigma, as φ takes them, and labels."""
         cfg, images = self.settings, batch.images
         source, whole = self.process.shared_source("class noise", step), self.setup.batch_size
         size = torch.rand(whole, 1, 1, 1, generator=source, device=images.device)
@@ -201,7 +203,7 @@ class Denoising(Algorithm):
     # --- guard ---
 
     def summary(self, means: dict[str, float], census: list[float], now: Moment) -> dict[str, float]:
-        if not means.get("skipped", 1.0):  # else the mean is not of this line alone
+        if not means.get("skipped", 1.0):  # a skipped update counts with the running mean
             self.lowest = min(self.lowest, means.get("loss", math.inf))
         return means
 
@@ -237,10 +239,8 @@ class Denoising(Algorithm):
         batch = min(cfg.train.batch_size, len(data.train))
         every = batch // min(cfg.denoising.class_images or batch, batch)
         if (batch // processes) % every:
-            raise InputError(
-                f"denoising.class_images must leave each of the {processes} processes equally many of a batch "
-                f"of {batch}, got {cfg.denoising.class_images}"
-            )
+            rule = f"must be a multiple of the {processes} processes"
+            raise InputError(f"denoising.class_images {rule}, got {cfg.denoising.class_images}")
 
     # --- state ---
 

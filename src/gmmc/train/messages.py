@@ -71,6 +71,8 @@ def describe(line: dict) -> str:
         parts.append(f"real {line['real_energy']:.3g}")
     if "sampled_energy" in line:
         parts.append(f"sampled {line['sampled_energy']:.3g}")
+    if "loss" in line:
+        parts.append(f"loss {line['loss']:.3g}")
     if "valid_accuracy" in line:
         parts.append(f"valid {line['valid_accuracy']:.1%}")
     elif "accuracy" in line:
@@ -81,6 +83,8 @@ def describe(line: dict) -> str:
         parts.append(f"R {line['force_ratio']:.2f}")
     if "rollbacks" in line:
         parts.append(f"rollbacks {line['rollbacks']}")
+    if line.get("skipped", 0) > 0:
+        parts.append(f"skipped {line['skipped']:.0%}")
     if line.get("bounded", 0) > 0.005:
         parts.append(f"bounded {line['bounded']:.0%}")
     return "  ".join(parts)

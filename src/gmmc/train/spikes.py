@@ -1,4 +1,4 @@
-"""Updates far from the ordinary, found on the device: nothing waits for it."""
+"""Updates whose values are far above the ordinary, found on the device: the host waits for nothing."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ MEMORY = 200  # updates that the means are taken over
 
 
 class Spikes:
-    """Accepts an update unless one of its first `watched` values is far above its running mean, or not finite.
+    """Accept an update unless one of its first `watched` values is far above its running mean.
 
-    Skipped updates do not enter the means.
+    Values that are not finite are never accepted. Skipped updates do not enter the means.
     """
 
     def __init__(self, values: int, watched: int, *, limit: float, on: bool, device: torch.device):
@@ -20,7 +20,7 @@ class Spikes:
         self._means = torch.zeros(values, dtype=torch.float64, device=device)
         self._count = torch.zeros((), dtype=torch.float64, device=device)  # of accepted updates
         self.accepted = torch.ones((), dtype=torch.bool, device=device)
-        self.values = self._means  # of the last update, or the means in their place if it was skipped
+        self.values = self._means  # of the last update; the means where it was skipped
 
     def judge(self, values: Tensor) -> Tensor:
         """Whether to make this update."""
@@ -36,6 +36,7 @@ class Spikes:
 
     @property
     def means(self) -> Tensor:
+        """Running means of the values of accepted updates."""
         return self._means
 
     def info(self) -> dict[str, Any]:
