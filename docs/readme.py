@@ -583,6 +583,130 @@ def startup_table() -> str:
     return f"{table(header, [cells(command) for command in found['commands']])}\n{caption}\n"
 
 
+def denoising_cpu_table() -> str:
+    """Denoising beside Algorithm 1 at equal CPU time."""
+    found = results("denoising-cpu")
+    header = ["", "denoising", "Algorithm 1", "reference"]
+    rows = []
+    for title, entry in found["moons"]["found"].items():
+        summary = {name: values["summary"] for name, values in entry.items()}
+
+        def cells(value: str, written: str, of: dict[str, Any] = summary) -> list[str]:
+            return [
+                f"{of[name][value]['mean']:{written}} [{of[name][value]['min']:{written}}, "
+                f"{of[name][value]['max']:{written}}]"
+                for name in ("denoising", "Algorithm 1")
+            ]
+
+        svc, kde, true = summary["SVC"]["accuracy"], summary["KDE"], summary["true density"]
+        nats = f"KDE {kde['log_density']['mean']:.3f}, true {true['log_density']['mean']:.3f}"
+        place = f"moons, {title}"
+        rows += [
+            [f"{place}: test accuracy", *cells("accuracy", ".2%"), f"SVC {svc['mean']:.2%}"],
+            [f"{place}: log p(x) of test rows, nats", *cells("log_density", ".3f"), nats],
+            [
+                f"{place}: samples that an SVC recognises",
+                *cells("svc_agreement", ".1%"),
+                f"test rows {svc['mean']:.1%}",
+            ],
+            [
+                f"{place}: true log p(x\\|y) of samples",
+                *cells("true_log_density", ".2f"),
+                f"test rows {summary['test rows']['true_log_density']['mean']:.2f}",
+            ],
+            [f"{place}: training, s", *cells("cpu_seconds", ".1f"), ""],
+        ]
+    digits = found["digits"]["found"]
+    both = [digits[name] for name in ("denoising", "Algorithm 1")]
+    rows += [
+        ["digits: test accuracy", *(f"{one['accuracy']:.1%}" for one in both), ""],
+        [
+            "digits: samples that an SVC recognises",
+            *(f"{one['svc_agreement']:.1%}" for one in both),
+            f"test images {both[0]['svc_test_accuracy']:.1%}",
+        ],
+        ["digits: diversity of samples", *(f"{one['diversity']:.2f}" for one in both), "real images 1"],
+        [
+            "digits: FID by a small CNN",
+            *(f"{one['fid']:.3f}" for one in both),
+            f"test images {both[0]['fid_of_test_images']:.3f}",
+        ],
+        ["digits: training, s", *(f"{one['cpu_seconds']:.0f}" for one in both), ""],
+    ]
+    moons, images = found["moons"]["conditions"], found["digits"]["conditions"]
+    told = (
+        f"{moons['protocol']} Moons: means and ranges of {len(moons['seeds'])} seeds; digits: one seed. "
+        f"{moons['hardware']}, commits {moons['commit'][:10]} and {images['commit'][:10]}. All of it: "
+        "[results/denoising-cpu.json](../results/denoising-cpu.json), by "
+        "[benchmarks/denoising.py](../benchmarks/denoising.py)."
+    )
+    return f"{table(header, rows)}\n{told}\n"
+
+
+STABILISERS = {
+    "group": "group norm",
+    "unit": "magnitude-preserving layers, pixel norm",
+    "std": "scaled weight standardisation",
+}
+
+
+def stabiliser_table() -> str:
+    """Speed, loss, accuracy and FID of the runs on CIFAR-10."""
+    found = results("cifar10-denoising")
+    rows = []
+    for name, run in found["runs"].items():
+        kind = STABILISERS[next(part for part in name.split("-") if part in STABILISERS)]
+        validation = run.get("validation")
+        accuracy, fid = "–", "–"
+        if validation:
+            accuracy, fid = f"{validation['values']['top1']:.1%}", f"{validation['values']['fresh/fid']:.1f}"
+        elif run["valid_accuracy"]:
+            accuracy = f"{[*run['valid_accuracy'].values()][-1]:.1%}"
+        rows.append(
+            [
+                kind,
+                f"{run['seconds']:.0f} s",
+                f"{run['images_per_second']:,.0f}",
+                f"{run['images'] / 1e6:.2f} M",
+                f"{run['loss']:.4f}",
+                accuracy,
+                fid,
+                f"{run['rollbacks']}",
+            ]
+        )
+    header = [
+        "stabiliser",
+        "training",
+        "images per second",
+        "images seen",
+        "loss L",
+        "valid",
+        "FID",
+        "rollbacks",
+    ]
+    trained = found["trained"]
+    told = (
+        f"{trained['hardware'].capitalize()}; {trained['training']}. Accuracy on 5,000 validation images "
+        "(of the short runs: after an earlier epoch), FID of 10,000 fresh images from normal noise, 18 Heun "
+        "steps. One run each, one seed. All of it: "
+        "[results/cifar10-denoising.json](../results/cifar10-denoising.json), by "
+        "[benchmarks/denoising_runs.py](../benchmarks/denoising_runs.py)."
+    )
+    return f"{table(header, rows)}\n{told}\n"
+
+
+def levels_table() -> str:
+    """The runs, and how well the denoiser is calibrated at each noise level."""
+    levels = results("cifar10-denoising")["levels"]
+    rows = [
+        [f"{sigma}", *(f"{values[name]:.3f}" for name in ("loss", "power", "slope"))]
+        for sigma, values in levels["values"].items()
+    ]
+    header = ["σ", "loss ‖F − t‖²/D", "power ‖F‖²/D", "slope ⟨F, t⟩/‖F‖²"]
+    told = f"The run of ten minutes, {levels['images']} validation images. A calibrated denoiser has slope 1."
+    return f"{stabiliser_table()}\n{table(header, rows)}\n{told}\n"
+
+
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "digits": digits_table,
@@ -595,11 +719,13 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/log.md": {
         "cifar10-search": search_table,
+        "cifar10-denoising": levels_table,
         "autoattack": autoattack_table,
         "startup": startup_table,
         "transfer": all_transfers,
     },
     "docs/tables.md": {"tables": tables_table},
+    "docs/denoising.md": {"denoising-cpu": denoising_cpu_table, "cifar10-denoising": stabiliser_table},
     "docs/own-images.md": {
         "transfer": transfer_table,
         "transfer-ood": transfer_ood_table,

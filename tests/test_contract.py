@@ -13,6 +13,7 @@ from gmmc.networks.backbones import BACKBONES
 from gmmc.networks.heads import HEADS
 from gmmc.runs import model_file
 from gmmc.sampling.samplers import SAMPLERS
+from gmmc.train.learner import ALGORITHMS
 from gmmc.train.loop import train
 from gmmc.train.objectives import OBJECTIVES, SHAPES
 
@@ -20,9 +21,14 @@ EXAMPLES = {  # a name for each pattern
     "small_cnn": "small_cnn",
     r"wrn-(\d+)-([1-9]\d*)": "wrn-10-1",
     r"mlp-([1-9]\d*)-([1-9]\d*)": "mlp-1-16",
+    r"smooth-(\d+)-([1-9]\d*)": "smooth-10-1",
+    r"smooth-mlp-([1-9]\d*)-([1-9]\d*)": "smooth-mlp-1-16",
 }
 SCHEDULES = ("step", "cosine")
+DENOISING = {"train": {"algorithm": "denoising"}, "sampler": {"name": "heun"}}
 COMPANIONS = {  # what a choice needs beside it
+    ("train", "algorithm", "denoising"): DENOISING,
+    ("sampler", "name", "heun"): DENOISING,
     ("model", "head", "lda"): {"objective": {"name": "balanced"}},
     ("model", "head", "linear"): {"objective": {"name": "balanced"}, "sampler": {"name": "sgld_jem"}},
     ("buffer", "labels", "batch"): {"buffer": {"size": 60}},
@@ -61,7 +67,7 @@ def short_config(**sections):
 
 
 # A linear head has no means to walk to: test_config.py shows that the other pairs are refused.
-PAIRS = [(h, s) for h in HEADS for s in SAMPLERS if h != "linear" or s.startswith("sgld")]
+PAIRS = [(h, s) for h in HEADS for s in SAMPLERS if HEADS[h].has_means or not SAMPLERS[s].to_means]
 # Schedules alternate: every backbone, and every pair of head and sampler, meets each of them.
 COMBINATIONS = [
     (backbone, *pair, SCHEDULES[(i + j) % len(SCHEDULES)])
@@ -72,9 +78,12 @@ COMBINATIONS = [
 
 @pytest.mark.parametrize(("backbone", "head", "sampler", "schedule"), COMBINATIONS)
 def test_every_backbone_head_sampler_and_schedule(tmp_path, backbone, head, sampler, schedule):
+    """By denoising, if the sampler is one of noisy images."""
+    denoising = SAMPLERS[sampler].noise_conditional
     cfg = short_config(
         model={"backbone": EXAMPLES[backbone], "head": head},
-        objective={"name": "gmmc" if head == "mmc" else "balanced"},
+        objective={"name": "gmmc" if head == "mmc" or denoising else "balanced"},
+        train={"algorithm": "denoising" if denoising else "contrastive"},
         sampler={"name": sampler},
         discriminative={"schedule": schedule, "warmup": 1},
         generative={"schedule": schedule},
@@ -117,7 +126,31 @@ def test_every_objective_shape_and_norm(tmp_path, objective, shape, norm):
     trains_saves_resumes_and_samples(tmp_path, cfg)
 
 
+# Choices that training by denoising refuses: test_denoising.py shows it.
+NOT_BY_DENOISING = ({"objective", "contrast"}, {"norm", "algorithm"}, set(SAMPLERS))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        choice
+        for choice in every_choice()
+        if not any(part in refused for part, refused in zip(choice, NOT_BY_DENOISING, strict=True))
+    ],
+)
+def test_every_choice_by_denoising(tmp_path, section, key, value):
+    basis = {**DENOISING, "model": {"backbone": "smooth-mlp-1-16"}}
+    sections = {**basis, section: {**basis.get(section, {}), key: value}}
+    trains_saves_resumes_and_samples(tmp_path, short_config(**sections))
+
+
+@pytest.mark.parametrize("algorithm", [{}, DENOISING], ids=["contrastive", "denoising"])
 @pytest.mark.parametrize("epochs", [(1, 0), (0, 1), (1, 1)], ids=["discriminative", "generative", "joint"])
-def test_every_approach(tmp_path, epochs):
-    cfg = tiny_config(discriminative={"epochs": epochs[0]}, generative={"epochs": epochs[1]})
+def test_every_approach(tmp_path, epochs, algorithm):
+    cfg = tiny_config(**algorithm, discriminative={"epochs": epochs[0]}, generative={"epochs": epochs[1]})
     trains_saves_resumes_and_samples(tmp_path, cfg)
+
+
+def test_every_way_to_train_is_among_the_choices():
+    found = {name for (section, key, name) in every_choice() if (section, key) == ("train", "algorithm")}
+    assert found == set(ALGORITHMS)

@@ -140,6 +140,12 @@ class TestModel:
         assert found.dtype == torch.bfloat16
         assert model.head.guided_energy(found, goal).dtype == torch.float32
 
+    def test_noise_may_lead_beyond_the_range_of_pixels(self):
+        model, x = make_denoiser(), images() + torch.randn(4, 1, 8, 8, dtype=torch.float64)
+        assert model.at_noise(2.0).log_density(x).isfinite().all()
+        with pytest.raises(InputError, match=r"\[0, 1\]"):
+            model.log_density(x)
+
     @pytest.mark.parametrize("sigma", [0, -1, float("nan"), True, "high"])
     def test_impossible_levels_are_refused(self, sigma):
         with pytest.raises(InputError, match="sigma must be"):

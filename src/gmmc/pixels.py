@@ -45,10 +45,11 @@ def as_uint8(images: Tensor) -> Tensor:
     return images if images.dtype == torch.uint8 else to_uint8(images)
 
 
-def as_batch(images, shape: Shape) -> Tensor:
+def as_batch(images, shape: Shape, *, bounded: bool = True) -> Tensor:
     """What a user calls images → a (N, channels, height, width) tensor of uint8 or [0, 1].
 
     Takes arrays and tensors, channels first or last; the channel axis may be missing when there is one.
+    `bounded`: refuse numbers outside of [0, 1], which noise would lead to.
     """
     try:
         batch = images if isinstance(images, Tensor) else torch.from_numpy(np.array(images))
@@ -68,7 +69,8 @@ def as_batch(images, shape: Shape) -> Tensor:
         return batch
     if not batch.is_floating_point():
         raise InputError(f"images must be uint8 or floating point in [0, 1], got {batch.dtype}")
-    check_range(batch)
+    if bounded:
+        check_range(batch)
     return full_precision(batch)
 
 

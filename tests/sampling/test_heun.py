@@ -28,7 +28,9 @@ class GaussianData:
         denoised = torch.empty_like(x)
         for level in sigma.unique():
             rows = (sigma == level).flatten()
-            gain = self.covariance @ torch.linalg.inv(self.covariance + level**2 * torch.eye(x.shape[1]).to(x))
+            gain = self.covariance @ torch.linalg.inv(
+                self.covariance + level**2 * torch.eye(x.shape[1]).to(x)
+            )
             denoised[rows] = self.mean + (x[rows] - self.mean) @ gain.T
         force = (denoised - skip * x) / out
         return torch.cat([-force[:, :, None, None], torch.zeros(len(x), 1, 1, 1).to(x)], 1)

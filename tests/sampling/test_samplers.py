@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 
 import pytest
@@ -38,6 +39,8 @@ class FixedNoise:
 
 
 PIXELS = PlainGradient(nn.Identity())  # φ(x) = x
+# Those whose steps are α times a gradient of pixels; of heun, see test_heun.py.
+OF_STEP_ALPHA = [name for name, sampler in SAMPLERS.items() if not sampler.noise_conditional]
 
 
 def chains_to(means, noise=None):
@@ -57,7 +60,7 @@ def test_descent_is_x_minus_alpha_gradient_clamped():
     assert torch.allclose(far, torch.tensor([[0.0, 1.0]]), atol=1e-5)  # the box ends at 1
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", OF_STEP_ALPHA)
 def test_a_longest_step_holds_for_each_pixel_alone(name):
     x, chains = torch.tensor([[0.5, -0.5]]), chains_to(torch.tensor([[0.4, 0.5]]))
 
@@ -70,15 +73,23 @@ def test_a_longest_step_holds_for_each_pixel_alone(name):
     assert torch.equal(moved(2.0, 3), moved(0.0, 3))
 
 
-def test_every_step_is_shown():
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_step_is_shown(name):
     x, chains = torch.tensor([[0.5, -0.5]]), chains_to(torch.zeros(1, 2))
-    for name, sampler in SAMPLERS.items():
-        seen = {}
-        cfg = SamplerConfig(name=name)
-        last = sampler.move(PIXELS, x, chains, cfg, steps=3, on_step=seen.__setitem__)
-        assert list(seen) == [1, 2, 3]
-        assert torch.equal(seen[3], last)
-        assert torch.equal(seen[1], sampler.move(PIXELS, x, chains, cfg, steps=1))
+    gradient, sampler, seen = PIXELS, SAMPLERS[name], {}
+    if sampler.noise_conditional:
+        x, chains = x[..., None, None], dataclasses.replace(chains, sigma_data=0.5)
+
+        def gradient(energy, given, goal):  # F = 0
+            return torch.zeros_like(given)
+
+    cfg = SamplerConfig(name=name)
+    last = sampler.move(gradient, x, chains, cfg, steps=3, on_step=seen.__setitem__)
+    assert list(seen) == [1, 2, 3]
+    assert torch.equal(seen[3], last)
+    assert not torch.equal(seen[1], seen[2])
+    if not sampler.noise_conditional:  # with other steps it takes other noise levels
+        assert torch.equal(seen[1], sampler.move(gradient, x, chains, cfg, steps=1))
 
 
 def test_staged_descent_lowers_its_energy():
@@ -200,7 +211,10 @@ class TestSeeds:
     """One seed per image, and nothing else decides what it looks like."""
 
     def model(self, name, backbone):
-        return make_model(model={"backbone": backbone}, sampler={"name": name, "target_std": 0.2})
+        sections = {"model": {"backbone": backbone}, "sampler": {"name": name, "target_std": 0.2}}
+        if SAMPLERS[name].noise_conditional:
+            sections["train"] = {"algorithm": "denoising"}
+        return make_model(**sections)
 
     def test_an_image_is_bit_equal_alone_and_among_others(self, name, backbone):
         model = self.model(name, backbone)

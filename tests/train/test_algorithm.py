@@ -235,11 +235,13 @@ class TestWhatTheyAre:
             energy(x, goal)
             return torch.zeros_like(x)
 
+        if sampler.noise_conditional:  # of images, which get one more channel
+            x = x[..., None, None]
         if sampler.to_means:
             sampler.move(gradient, x, Chains(labels, means, forbidden, noise), cfg, steps=2)
         else:
             with pytest.raises(AssertionError, match="asked for the energy"):
-                sampler.move(gradient, x, Chains(labels, None, forbidden, noise), cfg, steps=2)
+                sampler.move(gradient, x, Chains(labels, None, forbidden, noise, 0.5), cfg, steps=2)
 
 
 class TestTheEnergyThatIsSampled:
@@ -272,7 +274,13 @@ class TestTheEnergyThatIsSampled:
     @pytest.mark.parametrize("name", SAMPLERS)
     def test_updates_use_one_captured_gradient(self, data, name, monkeypatch):
         """A function that is new in every update would be captured again in every update."""
-        cfg = tiny_config(sampler={"name": name}, discriminative={"epochs": 0}, generative={"epochs": 2})
+        denoising = SAMPLERS[name].noise_conditional
+        cfg = tiny_config(
+            train={"algorithm": "denoising" if denoising else "contrastive"},
+            sampler={"name": name},
+            discriminative={"epochs": 0},
+            generative={"epochs": 2},
+        )
         learner = make_learner(cfg, data)
         model, algorithm = learner.model, learner.algorithm
         algorithm.gradient = FastGradient(model.backbone, Engine(), "fp32")

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,11 @@ class Predictor(nn.Module):
 
     shape: Shape
     class_names: tuple[str, ...]
+    bounded: ClassVar[bool] = True  # whether images outside of [0, 1] are refused
 
     def logits(self, images) -> Tensor:
         """Logits of any number of images at `gamma2`: arrays or tensors, uint8 or [0, 1]."""
-        found = batched(self, self, as_batch(images, self.shape))
+        found = batched(self, self, as_batch(images, self.shape, bounded=self.bounded))
         check_finite(found.logsumexp(-1))  # a class may have −∞: its prior may be zero
         return found
 
@@ -47,8 +48,9 @@ class Predictor(nn.Module):
 
 
 class NoiseLevel(Predictor):
-    """Images in [0, 1], noisy or not → −E(x, y; σ) of a noise-conditional model."""
+    """Images, noisy or not → −E(x, y; σ) of a noise-conditional model. Without noise they lie in [0, 1]."""
 
+    bounded = False
     sigma: Tensor
 
     def __init__(self, model: "Classifier", sigma: float):

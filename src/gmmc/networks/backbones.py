@@ -80,7 +80,7 @@ def wide_resnet(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts)
 
 
 def smooth(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts) -> nn.Sequential:
-    """A wide ResNet with smooth input gradients (networks/smooth.py); dim=0 means 64·width beside the rest."""
+    """A wide ResNet with smooth input gradients, see networks/smooth.py. dim=0 means 64·width."""
     _check_sizes(depth, width)
     if parts.batch_norm:
         raise InputError("model.norm must be none with a smooth network, which has its own normalisation")
