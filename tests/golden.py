@@ -1,12 +1,13 @@
 """Short trainings whose course is on record, in golden.json.
 
 A training that is wrong but deterministic resumes bit for bit and repeats itself; only a record shows that it
-changed. One thread, fp32, plain engine. `python tests/golden.py` records them again: do that only after a
-change that is meant to alter training, and say so in the commit.
+changed. One thread, fp32, plain engine. `python tests/golden.py` records them again, or those named: do that
+only after a change that is meant to alter training, and say so in the commit.
 """
 
 import json
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from gmmc.train.learner import Learner
 
 RECORD = Path(__file__).with_name("golden.json")
 
-# Between them the cases use every objective, head, sampler, norm, shape and kind of augmentation.
+# Between them the cases use every algorithm, objective, head, sampler, norm, shape and kind of augmentation.
 CASES: dict[str, dict[str, Any]] = {
     "gmmc, staged": {
         "discriminative": {"shift": 1, "flip": True},
@@ -65,6 +66,23 @@ CASES: dict[str, dict[str, Any]] = {
         "sampler": {"name": "sgld_jem", "alpha": 1.0, "noise": 0.05},
         "buffer": {"reinit": 0.3},
     },
+    "denoising, smooth, average": {
+        "model": {"backbone": "smooth-10-1", "dim": 8, "scale": 2.0},
+        "denoising": {"unlabelled": 0.3, "class_images": 10, "shift": 1},
+        # No class depends on spatial features: at β = 0 their gradient is rounding, which Adam would step along.
+        "discriminative": {"weight_decay": 0.01},
+        "sampler": {"name": "heun", "churn": 2.0, "guidance": 1.0},
+        "train": {"algorithm": "denoising", "ema": 0.9, "clip": 1.0},
+    },
+    "denoising, learned means, Gaussian start": {
+        "model": {"backbone": "smooth-mlp-2-16", "dim": 8, "head": "lda", "priors": "empirical"},
+        "denoising": {"h": 0.05, "residual_limit": 0.5, "class_sigma": 0.2, "noisy_class_weight": 0.5},
+        "discriminative": {"epochs": 0},
+        "generative": {"epochs": 3, "schedule": "cosine", "cutout": 2},
+        "sampler": {"name": "heun", "sigma_max": 5.0},
+        "train": {"algorithm": "denoising", "ramp": 6},
+        "buffer": {"start": "gaussian", "rank": 8},
+    },
 }
 
 
@@ -97,6 +115,8 @@ def _state(learner: Learner) -> dict[str, float]:
     names = (
         "lr",
         "beta",
+        "loss",
+        "class_loss",
         "real_energy",
         "contrast_energy",
         "sampled_energy",
@@ -108,14 +128,15 @@ def _state(learner: Learner) -> dict[str, float]:
     if learner.average:
         numbers["average_norm"] = _norm(learner.average.model.parameters())
         numbers["statistics"] = _norm(norm.running_mean for norm in batch_norms(learner.average.model))
-    if learner.algorithm.buffer:
-        images, labels = learner.algorithm.buffer.images.double(), learner.algorithm.buffer.labels.double()
+    buffer = getattr(learner.algorithm, "buffer", None)
+    if buffer:
+        images, labels = buffer.images.double(), buffer.labels.double()
         place = torch.arange(len(labels)).double() + 1
         numbers |= {
             "buffer_size": images.square().mean().sqrt().item(),
             "buffer_places": (images.square().mean((1, 2, 3)) * place).sum().item(),
             "buffer_labels": (labels * place).sum().item(),
-            "buffer_visits": (learner.algorithm.buffer.visits.double() * place).sum().item(),
+            "buffer_visits": (buffer.visits.double() * place).sum().item(),
         }
     return numbers
 
@@ -139,15 +160,15 @@ def _finished(learner: Learner) -> dict[str, list[float]]:
     }
 
 
-def main() -> None:
-    record = {name: measure(name) for name in CASES}
-    rounded = {
-        name: {key: [float(f"{value:.7g}") for value in values] for key, values in series.items()}
-        for name, series in record.items()
-    }
-    RECORD.write_text(json.dumps(rounded, indent=1) + "\n", encoding="utf-8")
-    print(f"{RECORD}: {len(rounded)} trainings")
+def main(names: list[str]) -> None:
+    record = json.loads(RECORD.read_text("utf-8")) if names else {}
+    for name in names or CASES:
+        record[name] = {
+            key: [float(f"{value:.7g}") for value in values] for key, values in measure(name).items()
+        }
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"{RECORD}: {len(names or CASES)} of {len(record)} trainings")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

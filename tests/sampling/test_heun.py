@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from conftest import make_model, tiny_data
+from gmmc.classifier.drawing import guided
 from gmmc.config.sections import SamplerConfig
+from gmmc.errors import InputError
 from gmmc.noise import per_image, scales
 from gmmc.sampling.samplers import BatchNoise, Chains, heun
 
@@ -131,6 +133,14 @@ class TestModel:
             for w in (0.0, 2.0)
         )
         assert not torch.equal(plain, guided)
+
+    def test_guidance_may_be_set_on_a_finished_model(self):
+        model = make_model(**self.SECTIONS)
+        model.drawing = guided(model.drawing, 2.0)
+        built = make_model(**{**self.SECTIONS, "sampler": {"name": "heun", "guidance": 2.0}})
+        assert torch.equal(model.sample(2, [0, 1]), built.sample(2, [0, 1]))
+        with pytest.raises(InputError, match="guidance"):
+            guided(make_model().drawing, 1.0)
 
     def test_the_plain_engine_draws_the_same(self):
         model = make_model(**{**self.SECTIONS, "train": {"algorithm": "denoising", "precision": "fp32"}})

@@ -4,7 +4,6 @@ import copy
 import itertools
 import json
 import math
-import sys
 from dataclasses import replace
 
 import pytest
@@ -30,10 +29,12 @@ def config(**sections):
     basis = {
         "train": {"algorithm": "denoising", "beta": 1.0, "ema": 0.9},
         "model": {"backbone": "smooth-mlp-2-16", "dim": 8, "scale": 1.0},
-        "discriminative": {"epochs": 0},
+        "discriminative": {"epochs": 0, "shift": 0},
         "sampler": {"name": "heun"},
     }
-    return tiny_config(**{name: {**basis.get(name, {}), **sections.get(name, {})} for name in basis | sections})
+    return tiny_config(
+        **{name: {**basis.get(name, {}), **sections.get(name, {})} for name in basis | sections}
+    )
 
 
 def lines(out):
@@ -200,7 +201,11 @@ class TestGuard:
             lambda self, batch, step: replace(f := noisy(self, batch, step), target=f.target * value),
         )
         learner.meter.reset()
-        before = weights(learner.model), weights(learner.average.model), copy.deepcopy(learner.updater.slots())
+        before = (
+            weights(learner.model),
+            weights(learner.average.model),
+            copy.deepcopy(learner.updater.slots()),
+        )
         means = learner.algorithm.spikes.means.clone()
         learner.update()
         assert same(before[0], learner.model.state_dict())
@@ -299,7 +304,10 @@ def test_the_model_so_far_is_that_of_the_last_checkpoint(tmp_path, monkeypatch):
 def test_two_processes_make_the_training_of_one(tmp_path):
     recipe = tmp_path / "tiny.toml"
     cfg = config(
-        train={"batch_size": 128}, denoising={"class_images": 32}, generative={"epochs": 2, "lr": 1e-5}
+        train={"batch_size": 128, "algorithm": "denoising"},
+        model={"dim": 16},
+        denoising={"class_images": 32},
+        generative={"epochs": 2, "lr": 1e-5},
     )
     recipe.write_text(recipes.to_toml(cfg))
     for count in (1, 2):
@@ -410,7 +418,7 @@ def denoised(model, x, sigma):
 @pytest.mark.slow
 def test_of_gaussian_data_it_learns_the_posterior_mean(tmp_path):
     source = torch.Generator().manual_seed(0)
-    mean, spread = torch.tensor([0.2, -0.1]), torch.tensor([[0.25, 0.0], [0.12, 0.1]])
+    mean, spread = torch.tensor([0.1, -0.1]), torch.tensor([[0.18, 0.0], [0.09, 0.08]])
     x = mean + torch.randn(20_000, 2, generator=source) @ spread.T
     model = trained_on(x, torch.arange(len(x)) % 2, tmp_path)  # classes that mean nothing
     covariance = spread @ spread.T
@@ -419,7 +427,7 @@ def test_of_gaussian_data_it_learns_the_posterior_mean(tmp_path):
         gain = covariance @ torch.linalg.inv(covariance + sigma**2 * torch.eye(2))
         best = mean + (noisy - mean) @ gain.T
         error = (denoised(model, noisy, sigma) - best).square().mean().sqrt()
-        assert error < 0.1 * (best - mean).square().mean().sqrt(), sigma
+        assert error < 0.01, sigma  # the data's standard deviation is 0.15
 
 
 @pytest.mark.slow

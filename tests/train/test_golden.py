@@ -6,12 +6,18 @@ import pytest
 
 from gmmc.networks.heads import HEADS
 from gmmc.sampling.samplers import SAMPLERS
+from gmmc.train.learner import ALGORITHMS
 from gmmc.train.objectives import OBJECTIVES, SHAPES
 from golden import CASES, RECORD, configuration, measure
 
 # Of the largest number of a series. With and without AVX2 and oneDNN, and with one and two threads, series
 # differed by 1.2e-5 at most.
 TOLERANCE = 1e-4
+
+OF_ALGORITHM = {
+    "contrastive": ("real_energy", "sampled_energy", "buffer_places"),
+    "denoising": ("loss", "class_loss"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +39,18 @@ def test_every_record_has_a_training_and_nothing_in_it_stands_still(record):
     """A series of zeros would hold whatever the training does."""
     assert record.keys() == CASES.keys()
     for name, series in record.items():
-        for key in ("real_energy", "sampled_energy", "weight_norm", "buffer_places", "test_density"):
+        for key in (
+            "weight_norm",
+            "grad_norm",
+            "test_density",
+            *OF_ALGORITHM[configuration(name).train.algorithm],
+        ):
             assert len(set(series[key])) > 3, (name, key)
 
 
 def test_between_them_the_cases_use_every_part():
     used = [configuration(name) for name in CASES]
+    assert {cfg.train.algorithm for cfg in used} == set(ALGORITHMS)
     assert {cfg.objective.name for cfg in used} == set(OBJECTIVES)
     assert {cfg.objective.shape for cfg in used} == set(SHAPES)
     assert {cfg.model.head for cfg in used} == set(HEADS)

@@ -1,7 +1,7 @@
 """Fresh images: chains of one seed each, in blocks of a fixed size."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,15 @@ class DrawingSettings:
     def __post_init__(self):
         SampleConfig(steps=self.steps)
         TrainConfig(engine=self.engine, precision=self.precision)  # pyright: ignore[reportArgumentType]
+
+
+def guided(settings: DrawingSettings | None, guidance: float) -> DrawingSettings:
+    """Return settings with this guidance; refuse those of a model that knows none."""
+    if settings is None or settings.sigma_data is None:
+        raise InputError(
+            "guidance needs a model trained by denoising (train.algorithm=denoising) that draws, got another"
+        )
+    return replace(settings, sampler=replace(settings.sampler, guidance=guidance))
 
 
 class Drawer:

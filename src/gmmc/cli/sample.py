@@ -43,6 +43,14 @@ def sample(
         int, typer.Option(help="Seed of the first image; the next has seed + 1.", min=0, max=2**62)
     ] = 0,
     steps: Steps = None,
+    guidance: Annotated[
+        float | None,
+        typer.Option(
+            help="How much more the class counts, after training by denoising; default: the model's own.",
+            min=0,
+            max=100,
+        ),
+    ] = None,
     out: DrawnOut = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -57,6 +65,7 @@ def sample(
 
     .parquet: image, label and seed as on the Hugging Face Hub, with class names; gmmc train reads it, too.
     """
+    from gmmc.classifier.drawing import guided
     from gmmc.generate.draw import draw
     from gmmc.runs.finished import load_model
 
@@ -67,5 +76,7 @@ def sample(
         out = place / "samples"
         check_within(out, place, "RUN")
     model = load_model(run, device, threads)
+    if guidance is not None:
+        model.drawing = guided(model.drawing, guidance)
     chosen = model.class_names if balanced else label or []
     print_line(draw(model, out, number=number, class_names=chosen, seed=seed, steps=steps))
