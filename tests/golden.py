@@ -69,16 +69,17 @@ CASES: dict[str, dict[str, Any]] = {
     "denoising, smooth, average": {
         "model": {"backbone": "smooth-10-1", "dim": 8, "scale": 2.0},
         "denoising": {"unlabelled": 0.3, "class_images": 10, "shift": 1},
-        # No class depends on spatial features: at β = 0 their gradient is rounding, which Adam would step along.
-        "discriminative": {"weight_decay": 0.01},
+        # With β = 0 spatial features have no gradient but rounding, which Adam would make a step of.
+        "discriminative": {"epochs": 0},
+        "generative": {"epochs": 3},
         "sampler": {"name": "heun", "churn": 2.0, "guidance": 1.0},
         "train": {"algorithm": "denoising", "ema": 0.9, "clip": 1.0},
     },
     "denoising, learned means, Gaussian start": {
         "model": {"backbone": "smooth-mlp-2-16", "dim": 8, "head": "lda", "priors": "empirical"},
         "denoising": {"h": 0.05, "residual_limit": 0.5, "class_sigma": 0.2, "noisy_class_weight": 0.5},
-        "discriminative": {"epochs": 0},
-        "generative": {"epochs": 3, "schedule": "cosine", "cutout": 2},
+        "discriminative": {"lr": 3e-3},
+        "generative": {"schedule": "cosine", "cutout": 2, "lr": 3e-3},
         "sampler": {"name": "heun", "sigma_max": 5.0},
         "train": {"algorithm": "denoising", "ramp": 6},
         "buffer": {"start": "gaussian", "rank": 8},

@@ -31,7 +31,7 @@ def scales(sigma: Tensor, sigma_data: float) -> Scales:
 
 def network_input(u: Tensor, sigma: Tensor) -> Tensor:
     """u and, as one more channel, ln(σ)/4: few numbers do not show how noisy they are."""
-    level = (sigma.log() / 4).expand(len(u), 1, *u.shape[2:])
+    level = (sigma.log() / 4).expand(u.shape[0], 1, *u.shape[2:])  # not len: ONNX would fix it
     return torch.cat([u, level.to(u)], 1)
 
 
@@ -42,7 +42,7 @@ def radius(u: Tensor, sigma: Tensor, sigma_data: float) -> Tensor:
 
 def per_image(sigma: float, images: Tensor) -> Tensor:
     """σ for each image of a batch, (B, 1, 1, 1)."""
-    return torch.full((len(images), 1, 1, 1), sigma, dtype=images.dtype, device=images.device)
+    return torch.full((images.shape[0], 1, 1, 1), sigma, dtype=images.dtype, device=images.device)
 
 
 def levels(steps: int, low: float, high: float, power: float) -> list[float]:

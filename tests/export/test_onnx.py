@@ -292,3 +292,18 @@ def test_the_shipped_model_is_exported(tmp_path):
     np.testing.assert_allclose(found["posterior"].max(-1).values, answer.confidence, atol=1e-4)
     assert answer.score == "span_density"
     np.testing.assert_allclose(found["span_density"], answer.values, atol=1e-4, rtol=1e-4)
+
+
+def test_a_noise_conditional_model_is_exported_at_the_noise_of_its_predictions(tmp_path):
+    model = make_model(
+        train={"algorithm": "denoising"},
+        model={"backbone": "smooth-10-1", "dim": 8, "scale": 1.0},
+        sampler={"name": "heun"},
+    )
+    written = to_onnx(model, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(written.path, providers=["CPUExecutionProvider"])
+    for count in (1, 3):
+        images = noise(count, *model.shape)
+        found = outputs_of(session, images)
+        torch.testing.assert_close(found["posterior"], model.predict_proba(images), atol=1e-4, rtol=0)
+        torch.testing.assert_close(found["log_density"], model.log_density(images), atol=1e-2, rtol=1e-4)

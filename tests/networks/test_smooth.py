@@ -54,7 +54,9 @@ def test_the_noise_level_is_one_more_channel():
 
 def test_a_block_begins_as_its_shortcut_and_pooling_halves_the_sides():
     x = torch.randn(2, 8, 6, 6)
-    torch.testing.assert_close(SmoothBlock(8, 8, pool=False)(x) - x, torch.zeros(2, 8, 6, 6), atol=0.2, rtol=0)
+    torch.testing.assert_close(
+        SmoothBlock(8, 8, pool=False)(x) - x, torch.zeros(2, 8, 6, 6), atol=0.2, rtol=0
+    )
     assert SmoothBlock(8, 16, pool=True)(x).shape == (2, 16, 3, 3)
 
 

@@ -369,6 +369,14 @@ def test_faster_engines_make_the_same_updates(engine, backbone):
         ({"transfer": {"epochs": 1}}, "transfer"),
         ({"train": {"algorithm": "denoising", "fid_every": 1}}, "fid_every"),
         ({"train": {"algorithm": "contrastive"}}, "sampler.name must be staged"),
+        (
+            {
+                "train": {"algorithm": "contrastive"},
+                "sampler": {"name": "staged"},
+                "denoising": {"h": 0.3},
+            },
+            r"\[denoising\] needs train.algorithm=denoising",
+        ),
         ({"denoising": {"shift": 8}}, "denoising.shift must be less than the image size 8"),
     ],
 )

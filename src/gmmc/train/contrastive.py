@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gmmc.classifier.model import Classifier
 from gmmc.config.schema import Config
-from gmmc.config.sections import AugmentConfig, SamplerConfig
+from gmmc.config.sections import AugmentConfig, DenoisingConfig, SamplerConfig
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.networks.heads import HEADS
@@ -144,6 +144,8 @@ class Contrastive(Algorithm):
                 f"{cfg.model.head} the energies alone have no class boundary; use objective.name="
                 f"{' or '.join(others)}"
             )
+        if cfg.denoising != DenoisingConfig():
+            raise InputError("[denoising] needs train.algorithm=denoising, got contrastive")
         if not objective.contrasts and cfg.contrast != AugmentConfig():
             raise InputError(
                 f"[contrast] augments a second real term, which objective.name={cfg.objective.name} lacks"
