@@ -686,8 +686,9 @@ def stabiliser_table() -> str:
     ]
     trained = found["trained"]
     told = (
-        f"{trained['hardware'].capitalize()}; {trained['training']}. Accuracy on 5,000 validation images "
-        "(of the short runs: after an earlier epoch), FID of 10,000 fresh images from normal noise, 18 Heun "
+        f"{trained['hardware'].replace('one', 'One', 1)}; {trained['training']}. Accuracy on 5,000 "
+        "validation images (of the short runs: after an earlier epoch), FID of 10,000 fresh images from "
+        "normal noise, 18 Heun "
         "steps. One run each, one seed. All of it: "
         "[results/cifar10-denoising.json](../results/cifar10-denoising.json), by "
         "[benchmarks/denoising_runs.py](../benchmarks/denoising_runs.py)."

@@ -85,7 +85,10 @@ def test_overrides_reach_every_kind_of_value():
         ("generative.decay_epochs=[0]", "generative.decay_epochs must be at least 1, got 0"),
         ("generative.decay_epochs=[9]", "must be empty with a cosine schedule"),
         ("train.beta=" + "9" * 400, "train.beta must be finite, got inf"),
-        ("sampler.name=hmc", "sampler.name must be one of staged, noise_injected, sgld, sgld_jem, got 'hmc'"),
+        (
+            "sampler.name=hmc",
+            "sampler.name must be one of staged, noise_injected, sgld, sgld_jem, heun, got 'hmc'",
+        ),
         ("data.valid=1", "data.valid must be at most 0.9, got 1"),
         ("data.name=3", "data.name must be a string, got 3"),
         ("train.batch_size=1" + "0" * 400, "train.batch_size must be at most 1e\\+06, got 1000"),

@@ -78,7 +78,7 @@ def test_an_unknown_set_of_other_images_is_not_taken_for_noise():
 @pytest.mark.parametrize(
     ("arguments", "facts"),
     [
-        (["train", "digit"], ["'digit'", "did you mean 'digits'?"]),
+        (["train", "digit"], ["'digit'", "did you mean 'digits'"]),
         (["train", "recipes/digits.toml"], ["'recipes/digits.toml'", "does not exist", "'digits'"]),
         (["train", "cifar10"], ["'cifar10-dis'", "'cifar10-gen'", "'cifar10-joint'"]),
         (["train", "here"], ["'here'", "is a folder"]),
@@ -268,7 +268,7 @@ def test_completion(tmp_path):
     (tmp_path / "runs" / "other").mkdir()  # not a run
     assert completions("gmmc pre", tmp_path) == ["predict"]
     assert completions("gmmc sample cifar10 --lab", tmp_path) == ["--label"]
-    assert completions("gmmc train di", tmp_path) == ["digits"]
+    assert completions("gmmc train di", tmp_path) == ["digits", "digits-denoising"]
     assert completions("gmmc train ./", tmp_path) == []  # files are the shell's
     for command in ("predict", "sample", "evaluate", "report", "export"):
         expected = [*shipped.names(), "runs/demo"]

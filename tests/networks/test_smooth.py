@@ -6,7 +6,7 @@ from torch import nn
 
 from gmmc.config.sections import ModelConfig
 from gmmc.errors import InputError
-from gmmc.networks.backbones import build_backbone, feature_dim, split_last
+from gmmc.networks.backbones import build_backbone, feature_dim, spatial_dim, split_last
 from gmmc.networks.smooth import SPATIAL, GroupNorm, SmoothBlock
 
 
@@ -40,6 +40,9 @@ def test_features_are_pooled_then_spatial():
     features = network(torch.randn(2, 3, 32, 32))
     assert features.shape == (2, 24 + SPATIAL * 8 * 8)
     assert feature_dim(network) == 24
+    assert spatial_dim(network, (3, 32, 32)) == SPATIAL * 8 * 8
+    odd = build(shape=(3, 15, 22))
+    assert odd(torch.randn(2, 3, 15, 22)).shape[1] == 24 + spatial_dim(odd, (3, 15, 22))
     assert feature_dim(build(dim=0)) == 64
     shifted = network(torch.full((2, 3, 32, 32), 0.3))  # all places alike: so are their features inside
     spatial = shifted[:, 24:].unflatten(1, (SPATIAL, 8, 8))[:, :, 3:5, 3:5]

@@ -65,6 +65,11 @@ class Coordinates(nn.Module):
             self.pooled.weight.mul_(0.1)
             self.pooled.bias.zero_()
 
+    @staticmethod
+    def spatial_dim(height: int, width: int) -> int:
+        """Number of spatial features of images of this size, whose sides were halved twice."""
+        return SPATIAL * (height // 4) * (width // 4)
+
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self.pooled(x.mean((2, 3))), self.spatial(x).flatten(1)], 1)
 

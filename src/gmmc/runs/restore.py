@@ -22,7 +22,7 @@ from gmmc.classifier.scores import SCORES
 from gmmc.config import recipes
 from gmmc.config.schema import Config
 from gmmc.errors import InputError
-from gmmc.networks.backbones import LAYOUT
+from gmmc.networks.backbones import LAYOUT, spatial_dim
 from gmmc.pixels import Shape, is_vector
 from gmmc.sampling.initial import GaussianStart
 
@@ -57,7 +57,6 @@ def restore(tensors: dict[str, Tensor], info: Any) -> tuple[Classifier, tuple[st
     neighbours = _take_neighbours(tensors)
     with torch.device("meta"):  # shapes without memory
         model = build(header.cfg, header.shape, header.class_names)
-        width = model.features(torch.empty(1, *header.shape)).shape[1] if model.denoising else model.dim
     expected = model.state_dict()
     _check_tensors(tensors, expected)
     # Copied: tensors that share the bytes of a file need not be aligned.
@@ -71,6 +70,9 @@ def restore(tensors: dict[str, Tensor], info: Any) -> tuple[Classifier, tuple[st
         raise InputError(f"head.gamma2 must be above 0, got {model.head.gamma2.item():g}")
     if not (model.head.priors >= 0).all() or not math.isclose(model.head.priors.sum(), 1, abs_tol=1e-3):
         raise InputError("head.priors must be probabilities that sum to 1")
+    width = (
+        model.dim + spatial_dim(model.backbone, header.shape) + (model.denoising is not None)
+    )  # the radius
     if neighbours and neighbours.features.shape[1] != width:
         raise InputError(f"{NEIGHBOURS} must have {width} columns, got {neighbours.features.shape[1]}")
     model.trained, model.reference, model.neighbours = header.trained, reference, neighbours
