@@ -72,7 +72,7 @@ BANDWIDTHS = np.geomspace(0.02, 0.3, 16)
 AT_ONCE = 20_000  # rows whose true density is computed at once
 
 # Picture of the moons
-COLOURS = np.array(["#d55e00", "#0072b2"])  # told apart by the colour-blind
+COLOURS = np.array(["#d55e00", "#0072b2"])  # distinct to the colour-blind
 DEEPEST = 12.0  # of log p(x) below the highest, that the map shows
 MAP_POINTS = 200
 
@@ -169,11 +169,11 @@ def integrated(model: GMMCClassifier) -> Density:
     centre, half = (model.high_ + model.low_) / 2, (model.high_ - model.low_) / 2
     sides = np.linspace(-WIDER, WIDER, POINTS)
     across, up = (axis.ravel() for axis in np.meshgrid(sides, sides))
-    found = model.score_samples(np.c_[across, up] * half + centre)
-    total = float(logsumexp(found))
+    scores = model.score_samples(np.c_[across, up] * half + centre)
+    total = float(logsumexp(scores))
     outside = (np.abs(across) > 1) | (np.abs(up) > 1)
     cell = (sides[1] - sides[0]) ** 2 * half.prod()
-    return Density(total + float(np.log(cell)), float(np.exp(found[outside] - total).sum()))
+    return Density(total + float(np.log(cell)), float(np.exp(scores[outside] - total).sum()))
 
 
 def energy_distance(first: np.ndarray, second: np.ndarray) -> float:
@@ -245,8 +245,8 @@ def summary(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Mean and range over the seeds."""
     values = {name: [float(run[name]) for run in runs] for name in runs[0] if name != "seed"}
     return {
-        name: {"mean": float(np.mean(found)), "min": min(found), "max": max(found)}
-        for name, found in values.items()
+        name: {"mean": float(np.mean(seeds)), "min": min(seeds), "max": max(seeds)}
+        for name, seeds in values.items()
     }
 
 
@@ -258,18 +258,18 @@ def moons(scale: float, picture: Path) -> dict[str, Any]:
             rows = Moons.of(noise, seed)
             judge = SVC().fit(rows.x, rows.y)
             fits = {name: fit_moons(by_data["moons"], rows) for name, by_data in RECIPES.items()}
-            found = trained_alike(fits, scale)
-            measured = {name: measure_moons(trained, rows, judge) for name, trained in found.items()}
+            models = trained_alike(fits, scale)
+            measured = {name: measure_moons(trained, rows, judge) for name, trained in models.items()}
             for name, values in (measured | references(rows, judge)).items():
                 runs[noise].setdefault(name, []).append({"seed": seed, **values})
-            shown.setdefault(noise, (rows, {name: trained.model for name, trained in found.items()}))
+            shown.setdefault(noise, (rows, {name: trained.model for name, trained in models.items()}))
             bar.update(i + 1, f"noise {noise:g}, seed {seed}")
     draw_moons(shown, picture)
     return {
         f"noise {noise:g}": {
-            name: {"summary": summary(by_seed), "seeds": by_seed} for name, by_seed in found.items()
+            name: {"summary": summary(by_seed), "seeds": by_seed} for name, by_seed in methods.items()
         }
-        for noise, found in runs.items()
+        for noise, methods in runs.items()
     }
 
 
@@ -307,12 +307,12 @@ def digits(scale: float, picture: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as work:
         fits = {name: fit_digits(by_data["digits"], Path(work) / name) for name, by_data in RECIPES.items()}
         trained = trained_alike(fits, scale)
-    found, images = {}, {}
+    measured, images = {}, {}
     for name, one in trained.items():
         results = evaluate_digits(one.model, RECIPES[name]["digits"])
         images[name] = results["samples"].pictures["samples/by_class.png"]
         values = results["samples"].values
-        found[name] = {
+        measured[name] = {
             "accuracy": results["accuracy"].values["top1"],
             "accuracy_interval": results["accuracy"].intervals["top1"],
             "svc_agreement": values["svc_agreement"],
@@ -330,7 +330,7 @@ def digits(scale: float, picture: Path) -> dict[str, Any]:
             "rollbacks": one.model.trained["rollbacks"],
         }
     write_atomic(picture, pictures.png(side_by_side(images)))
-    return found
+    return measured
 
 
 def fit_digits(recipe: str, folder: Path) -> Callable[[float], Any]:
@@ -367,7 +367,7 @@ PARTS: dict[str, Callable[[float, Path], dict[str, Any]]] = {"moons": moons, "di
 
 
 def conditions(part: str, scale: float) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "protocol": " ".join(str(__doc__).split("\n\n")[2].split()),
         "recipes": {name: by_data[part] for name, by_data in RECIPES.items()},
         "pilots": PILOTS,
@@ -378,9 +378,9 @@ def conditions(part: str, scale: float) -> dict[str, Any]:
         "commit": provenance.commit(),
     }
     if part == "moons":
-        found |= {"rows": ROWS, "test_rows": TEST_ROWS, "seeds": SEEDS, "test_seeds": f"{TEST_SEED} + seed"}
-        found |= {"grid": f"{POINTS}×{POINTS}, {WIDER:g} times the box of the columns"}
-    return found if scale == 1 else found | {"share_of_epochs": scale}
+        values |= {"rows": ROWS, "test_rows": TEST_ROWS, "seeds": SEEDS, "test_seeds": f"{TEST_SEED} + seed"}
+        values |= {"grid": f"{POINTS}×{POINTS}, {WIDER:g} times the box of the columns"}
+    return values if scale == 1 else values | {"share_of_epochs": scale}
 
 
 def main() -> None:
@@ -398,9 +398,9 @@ def main() -> None:
     images = arguments.images or IMAGES
     for part in [arguments.only] if arguments.only else PARTS:
         measured = PARTS[part](arguments.share, images / f"denoising-{part}.png")
-        known = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-        known[part] = {"found": measured, "conditions": conditions(part, arguments.share)}
-        text = json.dumps(known, indent=1, ensure_ascii=False)
+        stored = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+        stored[part] = {"values": measured, "conditions": conditions(part, arguments.share)}
+        text = json.dumps(stored, indent=1, ensure_ascii=False)
         write_atomic(arguments.out, f"{text}\n".encode())
         show(part, measured)
 

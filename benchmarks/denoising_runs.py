@@ -46,7 +46,7 @@ def course(run: Path, batch_size: int) -> dict[str, Any]:
     usual = statistics.mode(steps for steps, _ in gaps)
     rates = [batch_size * steps / seconds for steps, seconds in gaps if steps == usual]
     last, validation = lines[-1], read_results(run).get("validation", {})
-    found = {
+    numbers = {
         "images_per_second": statistics.median(rates[len(rates) // 3 :]),
         "updates": last["step"],
         "images": last["step"] * batch_size,
@@ -59,13 +59,13 @@ def course(run: Path, batch_size: int) -> dict[str, Any]:
             line["step"]: line["valid_accuracy"] for line in lines if "valid_accuracy" in line
         },
     }
-    return found | ({"validation": validation} if validation else {})
+    return numbers | ({"validation": validation} if validation else {})
 
 
 def calibration(model: Classifier, images: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
     assert model.denoising is not None
     clean, gradient = to_signed(images), PlainGradient(model.backbone)
-    found, sigma_data = {}, model.denoising.sigma_data
+    by_level, sigma_data = {}, model.denoising.sigma_data
     with Progress("denoising", len(LEVELS) * len(clean)) as bar:
         for i, sigma in enumerate(LEVELS):
             level = noise.per_image(sigma, clean)
@@ -80,12 +80,12 @@ def calibration(model: Classifier, images: Tensor, labels: Tensor) -> dict[str, 
                 forces.append(-gradient(model.head.guided_energy, u, g)[:, :-1])
                 bar.update(i * len(clean) + sum(map(len, forces)))
             force = torch.cat(forces)
-            found[f"{sigma:g}"] = {
+            by_level[f"{sigma:g}"] = {
                 "loss": (force - target).square().mean().item(),
                 "power": force.square().mean().item(),
                 "slope": ((force * target).sum() / force.square().sum()).item(),
             }
-    return found
+    return by_level
 
 
 def main() -> None:
@@ -99,24 +99,28 @@ def main() -> None:
     parser.add_argument("--more", nargs="*", default=[], help="NAME=FILE.json to put in as well")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     arguments = parser.parse_args()
-    found: dict[str, Any] = {"runs": {run.name: course(run, arguments.batch) for run in arguments.runs}}
+    results: dict[str, Any] = {"runs": {run.name: course(run, arguments.batch) for run in arguments.runs}}
     if arguments.levels:
         model = gmmc.load(arguments.levels)
         valid = load_data(model, arguments.levels).valid
         levels = calibration(model, valid.images[: arguments.images], valid.labels[: arguments.images])
-        found["levels"] = {"model": Path(arguments.levels).name, "images": arguments.images, "values": levels}
+        results["levels"] = {
+            "model": Path(arguments.levels).name,
+            "images": arguments.images,
+            "values": levels,
+        }
     for pair in arguments.more:
         name, _, file = pair.partition("=")
-        found[name] = json.loads(Path(file).read_text())
-    found["conditions"] = {
+        results[name] = json.loads(Path(file).read_text())
+    results["conditions"] = {
         "measured_on": provenance.hardware(torch.device("cpu")),
         "gmmc": gmmc.__version__,
         "commit": provenance.commit(),
     }
-    write_atomic(arguments.out, f"{json.dumps(found, indent=1, ensure_ascii=False)}\n".encode())
-    for name, run in found["runs"].items():
+    write_atomic(arguments.out, f"{json.dumps(results, indent=1, ensure_ascii=False)}\n".encode())
+    for name, run in results["runs"].items():
         print(f"{name:16s} {run['images_per_second']:8.0f} images/s  loss {run['loss']:.4f}")
-    for sigma, values in found.get("levels", {}).get("values", {}).items():
+    for sigma, values in results.get("levels", {}).get("values", {}).items():
         print(f"σ = {sigma:5s}", {name: round(value, 4) for name, value in values.items()})
 
 

@@ -585,10 +585,10 @@ def startup_table() -> str:
 
 def denoising_cpu_table() -> str:
     """Denoising beside Algorithm 1 at equal CPU time."""
-    found = results("denoising-cpu")
+    measured = results("denoising-cpu")
     header = ["", "denoising", "Algorithm 1", "reference"]
     rows = []
-    for title, entry in found["moons"]["found"].items():
+    for title, entry in measured["moons"]["values"].items():
         summary = {name: values["summary"] for name, values in entry.items()}
 
         def cells(value: str, written: str, of: dict[str, Any] = summary) -> list[str]:
@@ -616,7 +616,7 @@ def denoising_cpu_table() -> str:
             ],
             [f"{place}: training, s", *cells("cpu_seconds", ".1f"), ""],
         ]
-    digits = found["digits"]["found"]
+    digits = measured["digits"]["values"]
     both = [digits[name] for name in ("denoising", "Algorithm 1")]
     rows += [
         ["digits: test accuracy", *(f"{one['accuracy']:.1%}" for one in both), ""],
@@ -633,14 +633,14 @@ def denoising_cpu_table() -> str:
         ],
         ["digits: training, s", *(f"{one['cpu_seconds']:.0f}" for one in both), ""],
     ]
-    moons, images = found["moons"]["conditions"], found["digits"]["conditions"]
-    told = (
+    moons, images = measured["moons"]["conditions"], measured["digits"]["conditions"]
+    caption = (
         f"{moons['protocol']} Moons: means and ranges of {len(moons['seeds'])} seeds; digits: one seed. "
         f"{moons['hardware']}, commits {moons['commit'][:10]} and {images['commit'][:10]}. All of it: "
         "[results/denoising-cpu.json](../results/denoising-cpu.json), by "
         "[benchmarks/denoising.py](../benchmarks/denoising.py)."
     )
-    return f"{table(header, rows)}\n{told}\n"
+    return f"{table(header, rows)}\n{caption}\n"
 
 
 STABILISERS = {
@@ -652,9 +652,9 @@ STABILISERS = {
 
 def stabiliser_table() -> str:
     """Speed, loss, accuracy and FID of the runs on CIFAR-10."""
-    found = results("cifar10-denoising")
+    measured = results("cifar10-denoising")
     rows = []
-    for name, run in found["runs"].items():
+    for name, run in measured["runs"].items():
         kind = STABILISERS[next(part for part in name.split("-") if part in STABILISERS)]
         validation = run.get("validation")
         accuracy, fid = "–", "–"
@@ -684,8 +684,8 @@ def stabiliser_table() -> str:
         "FID",
         "rollbacks",
     ]
-    trained = found["trained"]
-    told = (
+    trained = measured["trained"]
+    caption = (
         f"{trained['hardware'].replace('one', 'One', 1)}; {trained['training']}. Accuracy on 5,000 "
         "validation images (of the short runs: after an earlier epoch), FID of 10,000 fresh images from "
         "normal noise, 18 Heun "
@@ -693,7 +693,7 @@ def stabiliser_table() -> str:
         "[results/cifar10-denoising.json](../results/cifar10-denoising.json), by "
         "[benchmarks/denoising_runs.py](../benchmarks/denoising_runs.py)."
     )
-    return f"{table(header, rows)}\n{told}\n"
+    return f"{table(header, rows)}\n{caption}\n"
 
 
 def levels_table() -> str:
@@ -704,8 +704,10 @@ def levels_table() -> str:
         for sigma, values in levels["values"].items()
     ]
     header = ["σ", "loss ‖F − t‖²/D", "power ‖F‖²/D", "slope ⟨F, t⟩/‖F‖²"]
-    told = f"The run of ten minutes, {levels['images']} validation images. A calibrated denoiser has slope 1."
-    return f"{stabiliser_table()}\n{table(header, rows)}\n{told}\n"
+    caption = (
+        f"The run of ten minutes, {levels['images']} validation images. A calibrated denoiser has slope 1."
+    )
+    return f"{stabiliser_table()}\n{table(header, rows)}\n{caption}\n"
 
 
 PAGES: dict[str, dict[str, Callable[[], str]]] = {

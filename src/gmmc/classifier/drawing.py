@@ -96,11 +96,11 @@ class Drawer:
 
     def sampler_settings(self) -> dict[str, Any]:
         """Settings that decide what the sampler does, by their names in [sampler]."""
-        every = asdict(self.settings.sampler)
+        values = asdict(self.settings.sampler)
         if self.settings.sigma_data is None:
-            return {name: value for name, value in every.items() if name not in NOISE_SETTINGS}
-        chosen = {name: every[name] for name in ("name", *NOISE_SETTINGS)}
-        return {**chosen, "sigma_data": self.settings.sigma_data}
+            return {name: value for name, value in values.items() if name not in NOISE_SETTINGS}
+        read = {name: values[name] for name in ("name", *NOISE_SETTINGS)}
+        return {**read, "sigma_data": self.settings.sigma_data}
 
     def labels(self, n: int, seed: int = 0) -> Tensor:
         """Draw the classes of `sample(n, seed=seed)` from the priors."""

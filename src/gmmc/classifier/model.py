@@ -147,8 +147,8 @@ class Classifier(Predictor):
         sigma_data = self.denoising.sigma_data
         level = noise.per_image(self.denoising.class_sigma if sigma is None else sigma, x)
         u = noise.scales(level, sigma_data).into * x
-        found = self.backbone(noise.network_input(u, level))
-        return torch.cat([found, noise.radius(u, level, sigma_data)], 1)
+        features = self.backbone(noise.network_input(u, level))
+        return torch.cat([features, noise.radius(u, level, sigma_data)], 1)
 
     @property
     def density_gamma2(self) -> float:

@@ -347,14 +347,14 @@ def told_of_chains(drawer: Drawer, cfg: EvaluateOptions) -> dict[str, Any]:
         "seeds": f"{cfg.seed}..{cfg.seed + cfg.generated - 1}",
         "start": f"{drawer.initial.name}, not the buffer",
         "labels": f"0..{drawer.classes - 1} in turn",
-        **told_of_sampler(drawer),
+        **sampler_conditions(drawer),
     }
 
 
-def told_of_sampler(drawer: Drawer) -> dict[str, Any]:
+def sampler_conditions(drawer: Drawer) -> dict[str, Any]:
     """The sampler, its precision and the settings that matter most."""
     settings = drawer.sampler_settings()
-    told = {"sampler": settings.pop("name"), "sampler_precision": drawer.precision}
+    values = {"sampler": settings.pop("name"), "sampler_precision": drawer.precision}
     if "sigma_data" in settings:
-        return told | settings
-    return told | {"alpha": settings["alpha"], "max_step": settings["max_step"] or "no limit"}
+        return values | settings
+    return values | {"alpha": settings["alpha"], "max_step": settings["max_step"] or "no limit"}

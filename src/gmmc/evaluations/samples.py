@@ -20,7 +20,7 @@ from gmmc.classifier.model import Classifier
 from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
-from gmmc.evaluations.generation import told_of_sampler
+from gmmc.evaluations.generation import sampler_conditions
 from gmmc.evaluations.result import Result, conditions
 from gmmc.pictures import GRID_COLUMNS, grid
 from gmmc.pixels import as_unit, to_uint8
@@ -71,7 +71,7 @@ def evaluate(model: Classifier, data: Dataset, cfg: EvaluateOptions) -> Result:
             start=f"{model.start.name}, not the buffer",
             seeds=f"{cfg.seed}..{cfg.seed + cfg.samples - 1}",
             steps=drawer.settings.steps,
-            **told_of_sampler(drawer),
+            **sampler_conditions(drawer),
             judge=f"SVC (RBF) on {len(real)} real training images, pixels",
         ),
     )

@@ -70,9 +70,8 @@ def restore(tensors: dict[str, Tensor], info: Any) -> tuple[Classifier, tuple[st
         raise InputError(f"head.gamma2 must be above 0, got {model.head.gamma2.item():g}")
     if not (model.head.priors >= 0).all() or not math.isclose(model.head.priors.sum(), 1, abs_tol=1e-3):
         raise InputError("head.priors must be probabilities that sum to 1")
-    width = (
-        model.dim + spatial_dim(model.backbone, header.shape) + (model.denoising is not None)
-    )  # the radius
+    # A noise-conditional model has one more feature, the radius.
+    width = model.dim + spatial_dim(model.backbone, header.shape) + (model.denoising is not None)
     if neighbours and neighbours.features.shape[1] != width:
         raise InputError(f"{NEIGHBOURS} must have {width} columns, got {neighbours.features.shape[1]}")
     model.trained, model.reference, model.neighbours = header.trained, reference, neighbours

@@ -73,15 +73,15 @@ class Loss:
     ) -> tuple[Tensor, Record]:
         """`x`, `lower` and `higher` are images as φ takes them; the last two are None where β = 0."""
         parts = [part for part in (x, lower, higher) if part is not None]
-        found = network(torch.cat(parts).contiguous(memory_format=LAYOUT))
-        features, *noisy = found.split([len(part) for part in parts])
-        logits = self.head.logits_at(features, self.gamma2)
+        features = network(torch.cat(parts).contiguous(memory_format=LAYOUT))
+        class_features, *noisy = features.split([len(part) for part in parts])
+        logits = self.head.logits_at(class_features, self.gamma2)
         class_loss = F.cross_entropy(logits, y)
         loss = self.cfg.class_weight * class_loss
         if goal is not None:
             lower_features, higher_features = noisy
             loss = loss + beta * self.contrast(lower_features, higher_features, goal, x[0, :-1].numel())
-            loss = loss + self.cfg.noisy_class_weight * self.noisy_class_loss(found[len(x) :], goal)
+            loss = loss + self.cfg.noisy_class_weight * self.noisy_class_loss(features[len(x) :], goal)
         return loss, Record(class_loss.detach(), logits.detach().argmax(-1) == y)
 
     def contrast(self, lower: Tensor, higher: Tensor, goal: Tensor, numbers: int) -> Tensor:

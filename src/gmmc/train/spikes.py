@@ -1,4 +1,4 @@
-"""Updates whose values are far above the ordinary, found on the device: the host waits for nothing."""
+"""Detect updates whose values are far above their running means, on the device: the host never waits."""
 
 from typing import Any
 
