@@ -198,7 +198,7 @@ class TestGuard:
         monkeypatch.setattr(
             Denoising,
             "noisy",
-            lambda self, batch, step: replace(f := noisy(self, batch, step), target=f.target * value),
+            lambda self, batch, step: replace(n := noisy(self, batch, step), target=n.target * value),
         )
         learner.meter.reset()
         before = (
@@ -220,6 +220,29 @@ class TestGuard:
         assert not same(before[0], learner.model.state_dict())
         line, _ = learner.report()
         assert line["skipped"] == 0.5
+
+    def test_an_update_that_is_not_finite_is_skipped_from_the_first_on(self, monkeypatch):
+        """Before there are means to compare with."""
+        learner = make_learner(config(), tiny_data())
+        noisy, before = Denoising.noisy, weights(learner.model)
+        monkeypatch.setattr(
+            Denoising,
+            "noisy",
+            lambda self, batch, step: replace(n := noisy(self, batch, step), target=n.target * math.nan),
+        )
+        learner.update()
+        assert same(before, learner.model.state_dict())
+        assert learner.report()[0]["skipped"] == 1
+
+    def test_its_memory_is_part_of_a_state(self):
+        learner, other = (make_learner(config(generative={"epochs": 40}), tiny_data()) for _ in range(2))
+        for _ in range(60):
+            learner.update()
+        learner.report()
+        assert math.isfinite(learner.algorithm.lowest)
+        other.resume(learner.snapshot())
+        assert torch.equal(other.algorithm.spikes.means, learner.algorithm.spikes.means)
+        assert other.algorithm.info() == learner.algorithm.info()
 
     def test_ordinary_updates_are_not_skipped(self):
         learner = make_learner(config(generative={"epochs": 40}), tiny_data())
