@@ -30,7 +30,7 @@ def scales(sigma: Tensor, sigma_data: float) -> Scales:
 
 
 def network_input(u: Tensor, sigma: Tensor) -> Tensor:
-    """u and, as one more channel, ln(σ)/4: few numbers do not show how noisy they are."""
+    """u and, as one more channel, ln(σ)/4. A few numbers do not reveal their noise level."""
     level = (sigma.log() / 4).expand(u.shape[0], 1, *u.shape[2:])  # not len: ONNX would fix it
     return torch.cat([u, level.to(u)], 1)
 

@@ -203,7 +203,8 @@ class ObjectiveConfig(Section):
 class DenoisingConfig(AugmentConfig):
     """Denoising score matching, and how its images are augmented. σ is a standard deviation in [−1, 1].
 
-    Class images are augmented as the phase says, as those of the density would be learned as they are.
+    Class images use the augmentation of the phase. Denoised images have their own, since the model learns
+    their augmentation as part of the data.
     """
 
     sigma_data: float = _number(0.5, at_least=1e-3, at_most=100)  # σ_d, the standard deviation of the data
@@ -264,8 +265,8 @@ class GuardConfig(Section):
     rollbacks: int = _number(5, at_least=0, at_most=100)  # then training stops
     # Of denoising: updates whose loss or gradient norm is so many times its running mean are skipped.
     spike: float = _number(5.0, above=1)
-    skipped: float = _number(0.25, above=0, at_most=1)  # share of the updates of a line of metrics
-    rise: float = _number(3.0, above=1)  # loss, relative to the lowest of a line before
+    skipped: float = _number(0.25, above=0, at_most=1)  # share of skipped updates, a running mean
+    rise: float = _number(3.0, above=1)  # running mean of the loss, relative to its lowest
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,13 @@ class State:
 
 
 class ResumeStates:
-    """The folder resume/ of a run: a file per process, that of rank 0 with all they share, written last."""
+    """The folder resume/ of a run: a file per process, that of rank 0 with all they share, written last.
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
+    With `read_only`, damaged files stay where they are.
+    """
+
+    def __init__(self, path: str | Path, *, read_only: bool = False):
+        self.path, self.read_only = Path(path), read_only
 
     def save_state(self, state: State, rank: int = 0, barrier: Callable[[], object] = lambda: None) -> None:
         """Every process calls this; the state is there once rank 0's file is, and all wait for that."""
@@ -81,7 +84,8 @@ class ResumeStates:
                 complaints.append(str(error))
         if complaints or any((self.path / RESUME).glob("*.damaged")) or read_metrics(self.path):
             lines = "; ".join([*complaints, f"no intact state is left in {self.path / RESUME}"])
-            raise InputError(f"{lines}: delete {self.path} to train from the start")
+            advice = "" if self.read_only else f": delete {self.path} to train from the start"
+            raise InputError(f"{lines}{advice}")
         return None, []
 
     def load_good(self, state: State, rank: int = 0, processes: int = 1) -> tuple[list[State], list[str]]:
@@ -128,7 +132,8 @@ class ResumeStates:
             if f"-{digest[:16]}." not in path.name or _moment(path) != _named(info["step"]):
                 raise Damaged(f"{path} was altered: its content does not match its name")
         except Damaged:
-            path.rename(path.with_suffix(".damaged"))
+            if not self.read_only:
+                path.rename(path.with_suffix(".damaged"))
             raise
         return tensors, info
 
@@ -139,7 +144,7 @@ class ResumeStates:
     def _state_files(self, rank: int) -> list[Path]:
         """Newest first."""
         pattern = re.compile(rf"step-\d{{9}}-rank-{rank}-[0-9a-f]{{16}}\.safetensors")
-        return sorted((p for p in (self.path / RESUME).iterdir() if pattern.fullmatch(p.name)), reverse=True)
+        return sorted((p for p in (self.path / RESUME).glob("*") if pattern.fullmatch(p.name)), reverse=True)
 
 
 def deal(shards: list[dict[str, Tensor]], rank: int, processes: int) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ the energy of one is pulled down, that of the other pushed up. L fixes each p(x|
 cross-entropy fixes p(y|x; σ).
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -35,7 +34,11 @@ from gmmc.train.updater import Network
 COMPILE_FROM_UPDATES = 2_000  # of the input gradient; normalisation gains more by it than convolutions
 SHARPEST = 0.1  # smallest γ² of the cross-entropy on noisy images
 WITHOUT_CLASS = -1.0  # guidance: the energy is then that of p(x)
-WATCHED = ("loss", "grad_norm")  # for spikes
+# Kinds of updates, and the values by which the guard judges them. Where nothing is denoised, it skips only
+# updates that are not finite: a cross-entropy near 0 often rises to many times its mean.
+DENOISING, DISCRIMINATIVE = "denoising", "discriminative"
+JUDGED = {DENOISING: ("loss", "grad_norm", "class_loss"), DISCRIMINATIVE: ("grad_norm", "class_loss")}
+WATCHED = {DENOISING: ("loss", "grad_norm"), DISCRIMINATIVE: ()}
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,10 @@ class Denoising(Algorithm):
         device = self.process.device
         self._beta = torch.zeros((), device=device)  # where a CUDA graph reads it
         guard = self.cfg.guard
-        self.spikes = Spikes(3, len(WATCHED), limit=guard.spike, on=guard.on, device=device)
-        self.lowest = math.inf  # loss of a line of metrics
+        self.spikes = {
+            kind: Spikes(names, WATCHED[kind], limit=guard.spike, on=guard.on, device=device)
+            for kind, names in JUDGED.items()
+        }
 
     def _new_gradient(self) -> engine.PlainGradient | engine.FastGradient:
         plan, process = self.setup.plan, self.process
@@ -136,21 +141,17 @@ class Denoising(Algorithm):
             goal = noisy.goal
         x, y = self.class_images(batch, now.step)
 
+        spikes = self.spikes[DISCRIMINATIVE if losses is None else DENOISING]
+
         def accept(record: Record, norm: Tensor) -> Tensor:
-            mean = self.process.mean
-            loss = self.spikes.means[0] if losses is None else mean(losses.mean())
-            return self.spikes.judge(torch.stack([loss.double(), norm.double(), mean(record.class_loss)]))
+            own = {"class_loss": record.class_loss} | ({} if losses is None else {"loss": losses.mean()})
+            shared = self.process.mean(torch.stack([value.double() for value in own.values()]))
+            return spikes.judge({"grad_norm": norm, **dict(zip(own, shared, strict=True))})
 
         beta = self._beta.fill_(now.beta)
         record, _ = self.updater(self.loss, x, y, lower, higher, goal, beta, accept=accept)
-        accepted, (loss, norm, class_loss) = self.spikes.accepted, self.spikes.values
-        values = {
-            "class_loss": class_loss,
-            "grad_norm": norm,
-            "accuracy": record.correct,
-            "skipped": ~accepted,
-        }
-        return Outcome(values if losses is None else {"loss": loss, **values}, accepted)
+        more = {"accuracy": record.correct, "skipped": ~spikes.accepted}
+        return Outcome(spikes.values | more, spikes.accepted)
 
     @torch.no_grad()
     def noisy(self, batch: Batch, step: int) -> Noisy:
@@ -202,18 +203,19 @@ class Denoising(Algorithm):
 
     # --- guard ---
 
+    def census(self) -> Tensor:
+        share = torch.maximum(*(spikes.skipped_share for spikes in self.spikes.values()))
+        return torch.stack([share, self.spikes[DENOISING].rise("loss")]) / self.process.count
+
     def summary(self, means: dict[str, float], census: list[float], now: Moment) -> dict[str, float]:
-        if not means.get("skipped", 1.0):  # a skipped update counts with the running mean
-            self.lowest = min(self.lowest, means.get("loss", math.inf))
-        return means
+        return {**means, "skipped_share": census[0], "loss_rise": census[1]}
 
     def trouble(self, line: Mapping[str, Any]) -> str | None:
-        guard = self.cfg.guard
-        if line.get("skipped", 0.0) > guard.skipped:
-            return f"{line['skipped']:.0%} of the updates were skipped, more than {guard.skipped:.0%}"
-        if line.get("loss", 0.0) > guard.rise * self.lowest:
-            times = line["loss"] / self.lowest
-            return f"the denoising loss is {times:.3g} times its lowest, more than {guard.rise:g}"
+        share, rise, guard = line["skipped_share"], line["loss_rise"], self.cfg.guard
+        if share > guard.skipped:
+            return f"{share:.0%} of the last updates were skipped, more than {guard.skipped:.0%}"
+        if rise > guard.rise:
+            return f"the mean denoising loss is {rise:.3g} times its lowest, more than {guard.rise:g}"
         return None
 
     # --- checks ---
@@ -237,20 +239,19 @@ class Denoising(Algorithm):
     @classmethod
     def check_data(cls, cfg: Config, data: Dataset, processes: int) -> None:
         batch = min(cfg.train.batch_size, len(data.train))
-        every = batch // min(cfg.denoising.class_images or batch, batch)
-        if (batch // processes) % every:
-            rule = f"must be a multiple of the {processes} processes"
+        count = min(cfg.denoising.class_images or batch, batch)
+        if processes > 1 and (batch // processes) % (batch // count):
+            rule = f"must be a multiple of the {processes} processes and divide the batch of {batch}"
             raise InputError(f"denoising.class_images {rule}, got {cfg.denoising.class_images}")
 
     # --- state ---
 
     def info(self) -> dict[str, Any]:
-        lowest = None if math.isinf(self.lowest) else self.lowest
-        return {"spikes": self.spikes.info(), "lowest": lowest}
+        return {"spikes": {kind: spikes.info() for kind, spikes in self.spikes.items()}}
 
     def load_state(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
-        self.spikes.load(info["spikes"])
-        self.lowest = math.inf if info["lowest"] is None else info["lowest"]
+        for kind, spikes in self.spikes.items():
+            spikes.load(info["spikes"][kind])
 
     # --- for people ---
 

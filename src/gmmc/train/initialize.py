@@ -21,6 +21,7 @@ from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.networks.backbones import split_last
 from gmmc.networks.heads import HEADS
+from gmmc.networks.smooth import Coordinates
 from gmmc.pixels import Shape
 from gmmc.runs import model_file, shipped
 from gmmc.runs.metrics import read_metrics
@@ -52,9 +53,10 @@ def choose_start(cfg: Config, data: Dataset) -> tuple[str, str]:
         return "", "beginning with random weights: model.dim=0 has no last layer that learns"
     for name in shipped.names():
         model = model_file.load(shipped.SHIPPED / name)
-        if model.shape == data.shape and is_transfer(model, data):
+        if model.shape == data.shape and is_transfer(model, data) and takes_same_input(model, cfg):
             return name, ""
-    rule = "no shipped model has other classes and images of"
+    trained = " trained by denoising" if cfg.noise_conditional else ""
+    rule = f"no shipped model{trained} has other classes and images of"
     return "", f"beginning with random weights: {rule} {shown(data.shape)}"
 
 
@@ -132,6 +134,7 @@ def load_start(cfg: Config, data: Dataset) -> Classifier | None:
         start.trained["seconds"] = metrics[-1].get("seconds", 0.0)
     check_shape(start, cfg, data)
     if is_transfer(start, data):
+        check_trunk(start, cfg)
         return start
     check_fit(start, cfg, data)
     if start.trained.get("data_sha256") != data.fingerprint:
@@ -149,6 +152,32 @@ def check_shape(start: Classifier, cfg: Config, data: Dataset) -> None:
         raise InputError(f"train.start={cfg.train.start} needs images of {needed}, got {shown(data.shape)}")
 
 
+def takes_same_input(start: Classifier, cfg: Config) -> bool:
+    """Whether both networks, or neither, take the noise level as one more channel."""
+    return (start.denoising is not None) == cfg.noise_conditional
+
+
+def check_input(start: Classifier, cfg: Config) -> None:
+    """Refuse a network that takes noise levels where the recipe's does not, or the other way round."""
+    if not takes_same_input(start, cfg):
+        trained = recipe_of(start).train.algorithm
+        raise InputError(
+            f"train.start must be trained by train.algorithm={cfg.train.algorithm}, as this recipe is, "
+            f"got {trained}: only one of the two networks takes noise levels"
+        )
+
+
+def check_trunk(start: Classifier, cfg: Config) -> None:
+    """Refuse a start of other classes whose trunk would not fit."""
+    check_input(start, cfg)
+    old, new = recipe_of(start).model.dim, cfg.model.dim
+    if old != new and any(isinstance(part, Coordinates) for part in start.backbone.modules()):
+        raise InputError(
+            f"model.dim must be {old} with train.start={cfg.train.start}, whose pooled and spatial features "
+            f"are taken over together, got {new}"
+        )
+
+
 def shown(shape: Shape) -> str:
     return "×".join(map(str, shape))
 
@@ -160,6 +189,7 @@ def check_fit(start: Classifier, cfg: Config, data: Dataset) -> None:
             f"train.start must be a model of the same classes and image size, got {len(start.class_names)} "
             f"classes, {shown(start.shape)}"
         )
+    check_input(start, cfg)
     for key in dataclasses.fields(cfg.model):
         old, new = getattr(recipe_of(start).model, key.name), getattr(cfg.model, key.name)
         if old != new and not (key.name == "priors" or {old, new} == BATCH_NORMS):

@@ -202,7 +202,7 @@ class Loop:
         for line in [*complaints, *learner.room.notes]:
             self.bar.say(line)
         if state:
-            self._resume(state)
+            resume(learner, state, folder)
             if is_leader():
                 lost = learner.state.lines - folder.rewind_metrics(learner.state.lines)
                 if lost > 0:
@@ -236,19 +236,6 @@ class Loop:
             self.bar.say(line)
         is_good = state.step in state.info.get("good", [])
         return [*older, here] if is_good or not older else older
-
-    def _resume(self, state: State) -> None:
-        try:
-            self.learner.resume(state)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            if is_out_of_memory(error) or is_lost_process(error):
-                raise
-            reason = shortened(f"{type(error).__name__}: {error}")
-            place = self.folder.path / layout.RESUME
-            raise InputError(
-                f"the state of update {state.step} in {place} is not one of this training ({reason}); "
-                "remove its files to go on from the state before"
-            ) from None
 
     def look(self, epoch_done: bool) -> str:
         """Log what happened, act on it; a few words for the bar."""
@@ -394,6 +381,20 @@ def check_same_data(fingerprint: str, held_out: str | None, data: Dataset, folde
             f"{folder.path} was trained with other validation or test images or labels; "
             "give the same, or another --out"
         )
+
+
+def resume(learner: Learner, state: State, folder: RunFolder) -> None:
+    """Take over a state of the folder; InputError where it is not one of this training."""
+    try:
+        learner.resume(state)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        if is_out_of_memory(error) or is_lost_process(error):
+            raise
+        reason = shortened(f"{type(error).__name__}: {error}")
+        raise InputError(
+            f"the state of update {state.step} in {folder.path / layout.RESUME} is not one of this training "
+            f"({reason}); remove its files to go on from the state before"
+        ) from None
 
 
 @contextmanager

@@ -1,48 +1,78 @@
-"""Detect updates whose values are far above their running means, on the device: the host never waits."""
+"""Detect updates far above their running means, and losses that rise, on the device: the host never waits."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-SETTLED = 50  # updates after which values are compared with their running means
+SETTLED = 50  # accepted updates after which values are compared with their running means
 MEMORY = 200  # updates that the means are taken over
+SKIPPED_MEMORY = 50  # updates that the share of skipped ones is taken over
 
 
 class Spikes:
-    """Accept an update unless one of its first `watched` values is far above its running mean.
+    """Accept an update unless one of the `watched` values is far above its running mean.
 
-    Values that are not finite are never accepted. Skipped updates do not enter the means.
+    Updates with values that are not finite are skipped too. Skipped updates do not enter the means. With
+    `on=False` every update is accepted.
     """
 
-    def __init__(self, values: int, watched: int, *, limit: float, on: bool, device: torch.device):
-        self._watched, self._limit, self._on = watched, limit, on
-        self._means = torch.zeros(values, dtype=torch.float64, device=device)
-        self._count = torch.zeros((), dtype=torch.float64, device=device)  # of accepted updates
+    def __init__(
+        self, names: Sequence[str], watched: Sequence[str], *, limit: float, on: bool, device: torch.device
+    ):
+        self._names, self._limit, self._on = tuple(names), limit, on
+        self._unwatched = torch.tensor([name not in watched for name in names], device=device)
+        self._means = torch.zeros(len(names), dtype=torch.float64, device=device)
+        self._lowest = torch.full_like(self._means, torch.inf)  # of each mean, once settled
+        self._count = self._means.new_zeros(())  # of accepted updates
+        self._skipped = self._means.new_zeros(())  # running share
         self.accepted = torch.ones((), dtype=torch.bool, device=device)
-        self.values = self._means  # of the last update; the means where it was skipped
+        self._values = self._means  # of the last update; the means where it was skipped
 
-    def judge(self, values: Tensor) -> Tensor:
-        """Whether to make this update."""
-        values, ordinary = values.double(), torch.ones_like(self.accepted)
+    def judge(self, values: Mapping[str, Tensor]) -> Tensor:
+        """Return whether to make the update that has these values."""
+        row = torch.stack([values[name].double() for name in self._names])
+        accepted = torch.ones_like(self.accepted)
         if self._on:
-            within = values[: self._watched] <= self._limit * self._means[: self._watched]
-            ordinary = values.isfinite().all() & (within.all() | (self._count < SETTLED))
-        moved = self._means + (values - self._means) / (self._count + 1).clamp(max=MEMORY)
-        self._means = torch.where(ordinary, moved, self._means)
-        self._count = self._count + ordinary
-        self.accepted, self.values = ordinary, torch.where(ordinary, values, self._means)
-        return ordinary
+            within = (row <= self._limit * self._means) | self._unwatched
+            accepted = row.isfinite().all() & (within.all() | (self._count < SETTLED))
+        moved = self._means + (row - self._means) / (self._count + 1).clamp(max=MEMORY)
+        self._means = torch.where(accepted, moved, self._means)
+        self._count = self._count + accepted
+        self._skipped = self._skipped + ((~accepted).double() - self._skipped) / SKIPPED_MEMORY
+        settled = self._count >= SETTLED
+        self._lowest = torch.where(settled, torch.minimum(self._lowest, self._means), self._lowest)
+        self.accepted, self._values = accepted, torch.where(accepted, row, self._means)
+        return accepted
 
     @property
-    def means(self) -> Tensor:
-        """Running means of the values of accepted updates."""
-        return self._means
+    def values(self) -> dict[str, Tensor]:
+        """Values of the last update, or the running means where it was skipped."""
+        return dict(zip(self._names, self._values, strict=True))
+
+    @property
+    def skipped_share(self) -> Tensor:
+        """Share of skipped updates, a running mean over the last ones."""
+        return self._skipped
+
+    def rise(self, name: str) -> Tensor:
+        """Running mean of a value, as a multiple of its lowest; 0 until it has settled."""
+        place = self._names.index(name)
+        return self._means[place] / self._lowest[place]
 
     def info(self) -> dict[str, Any]:
         """The state, as JSON."""
-        return {"means": self._means.tolist(), "accepted": self._count.item()}
+        lowest = [value if value < torch.inf else None for value in self._lowest.tolist()]
+        return {
+            "means": self._means.tolist(),
+            "lowest": lowest,
+            "accepted": self._count.item(),
+            "skipped": self._skipped.item(),
+        }
 
-    def load(self, info: dict[str, Any]) -> None:
-        self._means = self._means.new_tensor(info["means"])
-        self._count = self._count.new_tensor(info["accepted"])
+    def load(self, info: Mapping[str, Any]) -> None:
+        """Take over `info()`."""
+        lowest = [torch.inf if value is None else value for value in info["lowest"]]
+        self._means, self._lowest = (self._means.new_tensor(row) for row in (info["means"], lowest))
+        self._count, self._skipped = (self._means.new_tensor(info[name]) for name in ("accepted", "skipped"))
