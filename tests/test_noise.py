@@ -1,13 +1,19 @@
 """Laws of the preconditioning, and of a model's energies at every noise level."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from conftest import make_model
-from gmmc import noise
+import gmmc
+from conftest import make_model, tiny_data
+from gmmc.config.sections import EvaluateConfig
 from gmmc.errors import InputError
+from gmmc.evaluations import latent
+from gmmc.evaluations.temperatures import temperatures, used
 from gmmc.networks.heads import HEADS
 from gmmc.noise import churned, levels, network_input, per_image, radius, scales
+from gmmc.pixels import as_unit
 
 SIGMAS = torch.tensor([0.002, 0.05, 0.5, 3.0, 80.0], dtype=torch.float64)
 SIGMA_DATA = 0.5
@@ -156,4 +162,74 @@ class TestModel:
             model.at_noise(0.1)
 
     def test_the_level_is_in_the_units_of_signed_images(self):
-        assert noise.per_image(0.1, torch.zeros(2, 1, 8, 8)).shape == (2, 1, 1, 1)
+        """Its denoiser at σ takes x₀ + σn in [−1, 1]: with σ_d for the data, u has a mean square of 1."""
+        model, sigma = make_denoiser(), 3.0
+        clean = SIGMA_DATA * torch.randn(500, 1, 8, 8, dtype=torch.float64)
+        x = clean + sigma * torch.randn_like(clean)
+        seen = []
+        model.backbone.register_forward_pre_hook(lambda module, given: seen.append(given[0][:, :-1]))
+        model.at_noise(sigma).logits((x + 1) / 2)
+        assert torch.cat(seen).square().mean().item() == pytest.approx(1, rel=0.03)
+
+    def test_densities_and_names_are_those_of_training(self):
+        """γ² of training is σ/σ_d: the paper's formula has no part in it."""
+        model, x = make_denoiser(), images()
+        at = model.at("trained")
+        torch.testing.assert_close(at.logits(x).logsumexp(1), model.log_density(x))
+        assert model.gamma2 == pytest.approx(0.1)
+        data = tiny_data()
+        assert temperatures(model.tempered(), replace(data, valid=data.valid[:0])) == {
+            "trained": pytest.approx(0.1)
+        }
+        assert (used(model.tempered()), used(at.tempered())) == ("trained", "trained")
+        with pytest.raises(InputError, match=r"'paper'.*'trained'"):
+            model.at("paper")
+        plain = make_model()
+        assert temperatures(plain.tempered(), data).keys() == {"fitted", "unit", "paper"}
+        images_of_plain = data.test.images[:3]
+        assert torch.equal(
+            plain.at("trained").logits(images_of_plain), plain.at("unit").logits(images_of_plain)
+        )
+
+    def test_other_images_are_judged_at_the_gamma_of_training(self):
+        model, data = make_denoiser(abstain={"score": "log_density"}).float(), tiny_data()
+        model.calibrate(data.valid.images, data.valid.labels)
+        result = gmmc.evaluate(model, data, "ood", EvaluateConfig(ood=("noise",)))["ood"]
+        density = {key.split("/")[2] for key in result.values if "/log_density/" in key}
+        assert density == {"trained"}
+        confidence = {key.split("/")[2] for key in result.values if "/max_posterior/" in key}
+        assert confidence == {"fitted", "trained"}
+        assert "σ = 0.05" in result.conditions["scores"]
+        inside = model.answer(data.test.images, score="span_density").values.median().item()
+        assert result.values["test images/energy_in_span"] == pytest.approx(-inside, abs=0.2)
+
+    @pytest.mark.parametrize("backbone", ["smooth-mlp-2-16", "smooth-10-1"])
+    def test_neighbours_and_maps_have_the_features_in_which_classes_differ(self, backbone, monkeypatch):
+        model, data = make_denoiser(backbone).float(), tiny_data()
+        model.keep_neighbours(data.train.images, data.train.labels)
+        assert model.neighbours.features.shape[1] == model.dim == 8
+        model.calibrate(data.valid.images, data.valid.labels)
+        found = model.features(as_unit(data.test.images))[:, :8]
+        distance = model.answer(data.test.images, score="neighbours").values
+        torch.testing.assert_close(-distance, model.neighbours.distance(found))
+        seen = []
+        monkeypatch.setattr(latent, "separability", lambda features, labels: seen.append(features) or {})
+        with pytest.raises(KeyError):  # as it is given nothing
+            gmmc.evaluate(model, data, "latent")
+        torch.testing.assert_close(seen[0], found.double(), rtol=1e-4, atol=1e-5)
+
+    def test_classes_with_unequal_priors_weigh_alike_at_every_level(self):
+        """p(y|x; σ) ∝ π_y·exp(−½‖φ − μ_y‖²/γ²), also where it is guided."""
+        priors = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+        model, x = make_denoiser(), images()
+        model.head.priors.copy_(priors)
+        for sigma in (0.05, 2.0):
+            gamma2 = sigma / SIGMA_DATA
+            found = model.features(x, sigma)
+            energies = torch.stack([model.head.unit_energy(found, torch.full((4,), y)) for y in range(3)], 1)
+            bayes = (priors.log() - energies / gamma2).softmax(1)
+            torch.testing.assert_close(model.at_noise(sigma).predict_proba(x), bayes)
+            goal = torch.tensor([[y, gamma2, 1.5] for y in (0, 1, 2, 0)], dtype=torch.float64)
+            joint = gamma2 * model.at_noise(sigma).energy(x, [0, 1, 2, 0])
+            weighed = joint - gamma2 * 1.5 * bayes.log()[torch.arange(4), torch.tensor([0, 1, 2, 0])]
+            torch.testing.assert_close(model.head.guided_energy(found, goal), weighed)

@@ -43,7 +43,7 @@ def chains_by(model, gradient, name, steps=20, count=8):
     source = torch.Generator(device).manual_seed(5)
     x = torch.rand(count, *model.shape, generator=source, device=device) * 2 - 1
     energy = model.head.guided_energy if model.denoising else model.head.unit_energy
-    sigma_data = model.drawing.sigma_data
+    sigma_data = model.denoising.sigma_data if model.denoising else None
     chains = Chains.of(model.head, energy, labels, BatchNoise(count, source), sigma_data)
     cfg, move, state = model.drawing.sampler, SAMPLERS[name].move, source.get_state()
     without = x

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conftest import make_model, tiny_data
-from gmmc.classifier.drawing import guided
+from gmmc.classifier.drawing import with_guidance
 from gmmc.config.sections import SamplerConfig
 from gmmc.errors import InputError
 from gmmc.noise import per_image, scales
@@ -129,20 +129,20 @@ class TestModel:
         assert torch.equal(many[34:38], model.sample(4, labels[34:38], seed=39))
         assert 0 <= many.min() <= many.max() <= 1
 
-    def test_guidance_changes_images_and_zero_does_not(self):
-        plain, guided = (
+    def test_guidance_changes_images(self):
+        plain, strong = (
             make_model(**{**self.SECTIONS, "sampler": {"name": "heun", "guidance": w}}).sample(2, [0, 1])
             for w in (0.0, 2.0)
         )
-        assert not torch.equal(plain, guided)
+        assert not torch.equal(plain, strong)
 
     def test_guidance_may_be_set_on_a_finished_model(self):
         model = make_model(**self.SECTIONS)
-        model.drawing = guided(model.drawing, 2.0)
+        model.drawing = with_guidance(model.drawing, 2.0)
         built = make_model(**{**self.SECTIONS, "sampler": {"name": "heun", "guidance": 2.0}})
         assert torch.equal(model.sample(2, [0, 1]), built.sample(2, [0, 1]))
         with pytest.raises(InputError, match="guidance"):
-            guided(make_model().drawing, 1.0)
+            with_guidance(make_model().drawing, 1.0)
 
     def test_the_plain_engine_draws_the_same(self):
         model = make_model(**{**self.SECTIONS, "train": {"algorithm": "denoising", "precision": "fp32"}})
@@ -162,6 +162,20 @@ class TestModel:
         model = make_model(**self.SECTIONS)
         film = model.drawer().film([0, 1], frames=[0, 2, 4])
         torch.testing.assert_close(film[-1], model.sample(2, [0, 1]))
+        assert ((film[0] == 0) | (film[0] == 1)).float().mean() > 0.9  # σ_max = 80, clipped
+        assert not torch.equal(film[0, 0], film[0, 1])
+
+    def test_the_steps_of_a_film_are_those_of_its_chains(self):
+        """Noise levels depend on their number."""
+        drawer = make_model(**self.SECTIONS).drawer()
+        whole = drawer.film([0, 1], frames=[1, 2, 4])
+        torch.testing.assert_close(drawer.film([0, 1], frames=[1, 2], steps=4), whole[:2])
+        with pytest.raises(InputError, match=r"frames must be at most steps=4, got .*5"):
+            drawer.film([0], frames=[5], steps=4)
+
+    def test_initial_images_are_without_noise(self):
+        model = make_model(**self.SECTIONS)
+        assert (model.drawer().initial_images([0, 1]) == 0.5).all()
 
     def test_levels_are_per_image(self):
         assert torch.equal(per_image(2.0, torch.zeros(3, 1, 2, 2)).flatten(), torch.full((3,), 2.0))

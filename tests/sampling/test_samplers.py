@@ -85,9 +85,10 @@ def test_every_step_is_shown(name):
 
     cfg = SamplerConfig(name=name)
     last = sampler.move(gradient, x, chains, cfg, steps=3, on_step=seen.__setitem__)
-    assert list(seen) == [1, 2, 3]
+    assert list(seen) == [0, 1, 2, 3]
     assert torch.equal(seen[3], last)
     assert not torch.equal(seen[1], seen[2])
+    assert torch.equal(seen[0], x)  # where heun adds noise, which is 0 here
     if not sampler.noise_conditional:  # with other steps it takes other noise levels
         assert torch.equal(seen[1], sampler.move(gradient, x, chains, cfg, steps=1))
 

@@ -30,6 +30,7 @@ SHORT_SCORES = {
 TEMPERATURES = {
     "fitted": "the fitted γ²",
     "unit": "γ = 1",
+    "trained": "the γ² of training",
     "paper": "the paper's γ²",
     "given": "the given γ²",
 }

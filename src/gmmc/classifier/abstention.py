@@ -20,7 +20,7 @@ class Reference:
     """Scores of images that the model should accept, ascending.
 
     `gamma2` is the temperature fitted on these images: that of the confidence, so of max_posterior alone. The
-    other scores are at γ = 1.
+    other scores are at the γ² of training.
     """
 
     gamma2: float

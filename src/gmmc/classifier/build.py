@@ -62,8 +62,7 @@ def _drawing_settings(cfg: Config) -> DrawingSettings | None:
     """None for a training without samples."""
     if not cfg.samples:
         return None
-    sigma_data = cfg.denoising.sigma_data if cfg.noise_conditional else None
-    return DrawingSettings(cfg.sampler, cfg.sample.steps, cfg.train.engine, cfg.train.precision, sigma_data)
+    return DrawingSettings(cfg.sampler, cfg.sample.steps, cfg.train.engine, cfg.train.precision)
 
 
 def _no_drawing(cfg: Config, head: Head) -> str:

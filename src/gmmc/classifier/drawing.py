@@ -35,16 +35,15 @@ class DrawingSettings:
     steps: int = SampleConfig.steps
     engine: str = "auto"
     precision: str = "auto"
-    sigma_data: float | None = None  # σ_d of a noise-conditional model, else None
 
     def __post_init__(self):
         SampleConfig(steps=self.steps)
         TrainConfig(engine=self.engine, precision=self.precision)  # pyright: ignore[reportArgumentType]
 
 
-def guided(settings: DrawingSettings | None, guidance: float) -> DrawingSettings:
-    """Return settings with this guidance; refuse those of a model that knows none."""
-    if settings is None or settings.sigma_data is None:
+def with_guidance(settings: DrawingSettings | None, guidance: float) -> DrawingSettings:
+    """Return settings with this guidance; refuse those of a model without noise levels."""
+    if settings is None or not SAMPLERS[settings.sampler.name].noise_conditional:
         raise InputError(
             "guidance needs a model trained by denoising (train.algorithm=denoising) that draws, got another"
         )
@@ -67,6 +66,8 @@ class Drawer:
         Number of classes.
     device : torch.device
         Device of the modules.
+    sigma_data : float, default=None
+        σ_d of a noise-conditional model.
     """
 
     def __init__(
@@ -79,11 +80,12 @@ class Drawer:
         classes: int,
         *,
         device: torch.device,
+        sigma_data: float | None = None,
     ):
-        noise_conditional = settings.sigma_data is not None
+        noise_conditional = sigma_data is not None
         check_sampler(settings.sampler.name, has_means=head.has_means, noise_conditional=noise_conditional)
         self.backbone, self.head, self.initial, self.settings = backbone, head, initial, settings
-        self.shape, self.classes, self.device = shape, classes, device
+        self.shape, self.classes, self.device, self.sigma_data = shape, classes, device, sigma_data
         self._engine = engine.choose_for_samples(settings.engine, device)
         self._gradient: engine.PlainGradient | engine.FastGradient | None = None  # built when first needed
 
@@ -97,10 +99,10 @@ class Drawer:
     def sampler_settings(self) -> dict[str, Any]:
         """Settings that decide what the sampler does, by their names in [sampler]."""
         values = asdict(self.settings.sampler)
-        if self.settings.sigma_data is None:
+        if self.sigma_data is None:
             return {name: value for name, value in values.items() if name not in NOISE_SETTINGS}
         read = {name: values[name] for name in ("name", *NOISE_SETTINGS)}
-        return {**read, "sigma_data": self.settings.sigma_data}
+        return {**read, "sigma_data": self.sigma_data}
 
     def labels(self, n: int, seed: int = 0) -> Tensor:
         """Draw the classes of `sample(n, seed=seed)` from the priors."""
@@ -159,13 +161,21 @@ class Drawer:
         seed: int = 0,
         *,
         frames: Sequence[int],
+        steps: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> Tensor:
-        """The chains of `sample(len(labels), labels, seed)` after these numbers of steps: (frames, n, …)."""
+        """The chains of `sample(len(labels), labels, seed, steps=steps)` after some of the steps.
+
+        `frames`: numbers of steps done; 0 shows the images, or the noise, that the sampler begins with.
+        `steps`: length of the chains, by default the last frame.
+        Returns (frames, n, channels, height, width).
+        """
         if not frames or min(frames) < 0:
             raise InputError(f"frames must be numbers of steps, at least 0, got {list(frames)}")
         _check_seed(seed)
-        y, steps = label_tensor(labels, len(labels), self.classes), max(frames)
+        y, steps = label_tensor(labels, len(labels), self.classes), steps or max(1, *frames)
+        if steps < max(frames):
+            raise InputError(f"frames must be at most steps={steps}, got {list(frames)}")
         reporting = on_progress and _reporting(on_progress, steps)
         parts = [torch.empty(len(frames), 0, *self.shape, device=self.device)]
         seen: dict[int, Tensor] = {}  # of the present block
@@ -185,6 +195,13 @@ class Drawer:
             parts.append(torch.stack([seen[step] for step in frames]))
         return torch.cat(parts, 1)
 
+    def initial_images(self, labels: Sequence[int] | Tensor, seed: int = 0) -> Tensor:
+        """Images in [0, 1] that chains of `sample(len(labels), labels, seed)` start from, without noise."""
+        parts = [torch.empty(0, *self.shape, device=self.device)]
+        for _, count, y, noise in self._padded(label_tensor(labels, len(labels), self.classes), seed):
+            parts.append(to_unit(self.initial(y, noise)[:count].clamp(*BOX)))
+        return torch.cat(parts)
+
     # The sampler needs gradients, whatever mode the caller is in. On a generator these hold while it works,
     # and not between blocks.
     @torch.inference_mode(False)
@@ -198,27 +215,24 @@ class Drawer:
         else:
             self._gradient.refresh()  # the weights may have changed since the last call
         cfg = self.settings.sampler
-        for first, count, padded in self._padded(labels):
-            y = padded.to(self.device)
-            noise = SeededNoise(range(seed + first, seed + first + len(y)), self.device)
+        for first, count, y, noise in self._padded(labels, seed):
             x = self.initial(y, noise)
             on_step = on_block and on_block(first, count)
-            if on_step:
-                on_step(0, x)
             sampler = SAMPLERS[cfg.name]
             energy = self.head.guided_energy if sampler.noise_conditional else self.head.unit_energy
-            chains = Chains.of(self.head, energy, y, noise, self.settings.sigma_data)
+            chains = Chains.of(self.head, energy, y, noise, self.sigma_data)
             x = sampler.move(self._gradient, x, chains, cfg, steps=steps, on_step=on_step or ignore)
             images = to_unit(x[:count].clamp(*BOX))
             check_finite(images)
             yield images
 
-    def _padded(self, labels: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-        """(place of the first, number, labels filled up to the size of a block) of each block of chains."""
+    def _padded(self, labels: Tensor, seed: int) -> Iterator[tuple[int, int, Tensor, SeededNoise]]:
+        """(place of the first, number, labels, noise) of each block of chains, filled up to its size."""
         size = BLOCK.get(self.device.type, 32)
         for first in range(0, len(labels), size):
             part = labels[first : first + size]
-            yield first, len(part), torch.cat([part, part[-1:].expand(size - len(part))])
+            y = torch.cat([part, part[-1:].expand(size - len(part))]).to(self.device)
+            yield first, len(part), y, SeededNoise(range(seed + first, seed + first + size), self.device)
 
 
 def _reporting(on_progress: OnProgress, steps: int) -> OnBlock:

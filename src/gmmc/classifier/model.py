@@ -127,7 +127,10 @@ class Classifier(Predictor):
 
     @property
     def gamma2(self) -> float:
-        """Temperature of logits and probabilities: fitted on validation images, else the paper's estimate."""
+        """Temperature of logits and probabilities: fitted on validation images.
+
+        Without such images the paper's estimate, or `density_gamma2` of a noise-conditional model.
+        """
         return self.reference.gamma2 if self.reference else self.head.gamma2.item()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -180,7 +183,7 @@ class Classifier(Predictor):
     def tempered(self) -> Tempered:
         """This model with γ² left open."""
         means = self.head.means
-        paper = None if means is None else self.head.gamma2.item()
+        paper = None if means is None or self.denoising else self.head.gamma2.item()
 
         def energies_of(found: Tensor) -> Tensor:
             return self.head.unit_energies(found.double())
@@ -189,7 +192,7 @@ class Classifier(Predictor):
         if means is not None:
             exact = means.detach().double()
             split = functools.partial(core.split_energies, means=exact, basis=core.span_basis(exact))
-        distance = self.neighbours.distance if self.neighbours else None
+        distance = self._distance if self.neighbours else None
         fitted = self.reference.gamma2 if self.reference else None
         return Tempered(
             self,
@@ -201,6 +204,7 @@ class Classifier(Predictor):
             split,
             distance,
             self.density_gamma2,
+            "trained" if self.denoising else "unit",
         )
 
     def keep_neighbours(self, images, labels) -> None:
@@ -211,7 +215,15 @@ class Classifier(Predictor):
         batch = as_batch(images, self.shape)
         y = self.label_tensor(labels, len(batch))
         places = balanced_subset(y, NEIGHBOURS_KEPT, generator(0, "neighbours"))
-        self.neighbours = Neighbours.of(features(self.tempered(), batch[places]).cpu())
+        self.neighbours = Neighbours.of(self.class_features(features(self.tempered(), batch[places])).cpu())
+
+    def class_features(self, found: Tensor) -> Tensor:
+        """The features in which the classes differ, without those whose mean is 0 in every class."""
+        return found[..., : self.dim]
+
+    def _distance(self, found: Tensor) -> Tensor:
+        assert self.neighbours is not None
+        return self.neighbours.distance(self.class_features(found))
 
     def calibrate(self, images, labels, *, on_progress: Callable[[int], object] | None = None) -> None:
         """Fit γ² and the thresholds of `answer` on images that the model was not trained on.
@@ -278,8 +290,10 @@ class Classifier(Predictor):
     def at(self, gamma2: float | str) -> FixedTemperature:
         """Return the same weights with logits at another γ², as a module for other tools.
 
-        `gamma2`: a number above 0; "paper", the estimate of the paper's formula; "unit", γ = 1, where the
-        logsumexp of the logits is log p(x); "fitted", the one fitted on validation images.
+        `gamma2`: a number above 0; "fitted", the one fitted on validation images; "trained", that of training
+        (`density_gamma2`), where the logsumexp of the logits is log p(x); "unit", γ = 1, the same but for
+        noise-conditional models; "paper", the estimate of the paper's formula, which needs class means and no
+        noise levels.
         """
         if isinstance(gamma2, str):
             gamma2 = self._named_gamma2(gamma2)
@@ -298,9 +312,14 @@ class Classifier(Predictor):
             return self._checked_reference().gamma2
         if name == "paper" and self.head.means is None:
             raise InputError("gamma2 of a softmax head cannot be 'paper': the formula needs class means")
-        named = {"paper": self.head.gamma2.item(), "unit": 1.0}
+        if name == "paper" and self.denoising is not None:
+            raise InputError(
+                "gamma2 of a model trained by denoising cannot be 'paper', as training sets γ²; use 'trained'"
+            )
+        named = {"paper": self.head.gamma2.item(), "unit": 1.0, "trained": self.density_gamma2}
         if name not in named:
-            raise InputError(f"gamma2 must be a number, 'fitted', 'unit' or 'paper', got {shortened(name)}")
+            rule = "gamma2 must be a number, 'fitted', 'trained', 'unit' or 'paper'"
+            raise InputError(f"{rule}, got {shortened(name)}")
         return named[name]
 
     def _checked_reference(self) -> Reference:
@@ -331,9 +350,15 @@ class Classifier(Predictor):
         """
         self.check_can_sample()
         assert self.drawing is not None
-        classes = len(self.class_names)
         return Drawer(
-            self.backbone, self.head, self.start, self.drawing, self.shape, classes, device=self.device
+            self.backbone,
+            self.head,
+            self.start,
+            self.drawing,
+            self.shape,
+            len(self.class_names),
+            device=self.device,
+            sigma_data=self.denoising.sigma_data if self.denoising else None,
         )
 
     def sample(

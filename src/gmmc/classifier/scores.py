@@ -1,9 +1,8 @@
 """How sure a network is, and how familiar an image looks to it.
 
 Logits follow from the unit energies and γ²: a `Tempered` network keeps the two apart. γ² affects the
-confidence only; densities are at the γ where training and sampling define them, which is 1 but for
-noise-conditional models. Scores are float64 and never
-tie by underflow or saturation: max p(y|x) is ranked by its log odds.
+confidence only. Densities are at the γ² of training: σ/σ_d in a noise-conditional model, 1 in all others.
+Scores are float64 and never tie by underflow or saturation: max p(y|x) is ranked by its log odds.
 """
 
 import math
@@ -38,17 +37,18 @@ class Tempered:
     features: Callable[[Tensor], Tensor]  # images in [0, 1] → φ(x); of another network its logits
     energies_of: Callable[[Tensor], Tensor]  # features → unit energies of all classes
     logits: Callable[[Tensor, float], Tensor]  # unit energies and γ² → logits
-    paper: float | None = None  # γ² by the paper's formula; None where there are no means
+    paper: float | None = None  # γ² by the paper's formula; None without means, or after denoising
     fitted: float | None = None  # γ² that the model was calibrated with
     # Features → unit energies inside the span of the means, and the class-free rest; None without means.
     split: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     distance: Callable[[Tensor], Tensor] | None = None  # features → distance to training features, if kept
     density_gamma2: float = 1.0  # γ² of log p(x)
+    density_name: str = "unit"  # name of that γ² in results: "trained" of a noise-conditional model
 
     @property
     def gamma2(self) -> float:
         """Temperature of the logits that the module returns."""
-        return self.fitted or self.paper or 1.0
+        return self.fitted or self.paper or self.density_gamma2
 
     def energies(self, images: Tensor) -> Tensor:
         """Images in [0, 1] → unit energies of all classes."""
@@ -173,7 +173,7 @@ def _feature_scores(
 
 
 def gradient_norms(network: Tempered, images: Tensor, on_progress: OnProgress | None = None) -> Tensor:
-    """−‖∂log p(x)/∂x‖ at γ = 1, the paper's approximate mass; pixels in [0, 1]."""
+    """−‖∂log p(x)/∂x‖ at the γ² of training, the paper's approximate mass; pixels in [0, 1]."""
     norms = []
     with evaluating(network.module) as prepared, torch.inference_mode(False), torch.enable_grad():
         for part in blocks(network.module, images, on_progress):

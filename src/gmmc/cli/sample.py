@@ -65,7 +65,7 @@ def sample(
 
     .parquet: image, label and seed as on the Hugging Face Hub, with class names; gmmc train reads it, too.
     """
-    from gmmc.classifier.drawing import guided
+    from gmmc.classifier.drawing import with_guidance
     from gmmc.generate.draw import draw
     from gmmc.runs.finished import load_model
 
@@ -77,6 +77,6 @@ def sample(
         check_within(out, place, "RUN")
     model = load_model(run, device, threads)
     if guidance is not None:
-        model.drawing = guided(model.drawing, guidance)
+        model.drawing = with_guidance(model.drawing, guidance)
     chosen = model.class_names if balanced else label or []
     print_line(draw(model, out, number=number, class_names=chosen, seed=seed, steps=steps))

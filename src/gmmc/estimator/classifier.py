@@ -258,7 +258,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[most_probable]
 
     def score_samples(self, X) -> np.ndarray:
-        """log p(x) up to a constant, at γ = 1, where training with samples learns it."""
+        """log p(x) up to a constant, at the γ² of training: 1, or σ/σ_d after training by denoising."""
         network, energies = self._energies(X)
         return self._density(network, energies).numpy()
 

@@ -181,7 +181,7 @@ def draw_start(drawer: Drawer, count: int, seed: int) -> Tensor:
     """x′_0 of the same labels and seeds as `draw`, as uint8 images on the CPU."""
     labels = labels_of(count, drawer.classes)
     parts = [
-        to_uint8(drawer.film(part, seed + i * STARTS_AT_ONCE, frames=[0])[0]).cpu()
+        to_uint8(drawer.initial_images(part, seed + i * STARTS_AT_ONCE)).cpu()
         for i, part in enumerate(labels.split(STARTS_AT_ONCE))
     ]
     return torch.cat(parts)

@@ -26,6 +26,8 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateOptions) -> Result:
     with Progress("features", len(some)) as bar:
         features = batched(model, tempered(model).features, some.images, bar.update).cpu().double()
     check_finite(features)
+    if isinstance(model, Classifier):
+        features = model.class_features(features)
     told = conditions(
         model,
         split="test",

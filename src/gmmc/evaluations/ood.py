@@ -71,7 +71,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateOptions) -> Result:
                 other.name: round(len(data.test) / (len(data.test) + len(other.images)), 4) for other in sets
             },
             outside_notes=[note for other in sets for note in other.notes],
-            scores="max_posterior at each temperature; all others at γ = 1",
+            scores=f"max_posterior at each temperature; all others at {density(model)}",
             temperatures=found,
             fitted_on=fitted_on(network, data),
             **neighbours(model),
@@ -80,6 +80,13 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateOptions) -> Result:
             seed=cfg.seed,
         ),
     )
+
+
+def density(model: nn.Module) -> str:
+    """γ², and σ of a noise-conditional model, of all scores but the confidence."""
+    at = TEMPERATURES[tempered(model).density_name]
+    noisy = isinstance(model, Classifier) and model.denoising is not None
+    return f"{at}, σ = {model.denoising.class_sigma:g}" if noisy else at
 
 
 def acceptance(model: nn.Module) -> dict[str, Any]:
@@ -122,9 +129,10 @@ def look_at(network: Tempered, images: Tensor, done: "Counter") -> Seen:
 
 
 def all_scores(network: Tempered, seen: Seen, gamma2s: dict[str, float]) -> Scores:
-    """Confidence at every temperature, all other scores at γ = 1."""
-    at_unit = feature_scores(network, seen.features, 1.0) | {"gradient_norm": seen.gradient_norms}
-    scores: Scores = {(score, "unit"): per_image.numpy() for score, per_image in at_unit.items()}
+    """Confidence at every temperature, all other scores at the γ² of training."""
+    at, gamma2 = network.density_name, network.density_gamma2
+    trained = feature_scores(network, seen.features, gamma2) | {"gradient_norm": seen.gradient_norms}
+    scores: Scores = {(score, at): per_image.numpy() for score, per_image in trained.items()}
     for name, gamma2 in gamma2s.items():
         confidence = feature_scores(network, seen.features, gamma2, ["max_posterior"])["max_posterior"]
         scores["max_posterior", name] = confidence.numpy()
@@ -146,9 +154,10 @@ def add_summary(
         accepted = accepted_images(model, seen, rule)
         values[f"{name}/accepted"] = accepted.double().mean().item()
         ranges[f"{name}/accepted"] = intervals.of_proportion(int(accepted.sum()), len(accepted))
-    if ("residual", "unit") in scores:
-        values[f"{name}/energy_in_span"] = -np.median(scores["span_density", "unit"]).item()
-        values[f"{name}/energy_outside_span"] = -np.median(scores["residual", "unit"]).item()
+    at = tempered(model).density_name
+    if ("residual", at) in scores:
+        values[f"{name}/energy_in_span"] = -np.median(scores["span_density", at]).item()
+        values[f"{name}/energy_outside_span"] = -np.median(scores["residual", at]).item()
 
 
 def accepted_images(model: nn.Module, seen: Seen, rule: dict[str, Any]) -> Tensor:

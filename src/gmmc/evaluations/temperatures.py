@@ -1,18 +1,20 @@
-"""The temperatures at which a posterior is measured: fitted, unit, the paper's, and a given one."""
+"""The temperatures at which a posterior is measured: fitted, of training, the paper's, and given."""
 
 from gmmc.classifier.scores import GAMMA2_RANGE, Tempered, fit_gamma2, unit_energies
 from gmmc.data.splits import Dataset
 
 
 def temperatures(network: Tempered, data: Dataset) -> dict[str, float]:
-    """γ² by name: least NLL on validation images; γ = 1; the paper's formula; one given to `at`.
+    """γ² by name: least NLL on validation images; that of training; the paper's formula; one given to `at`.
+
+    That of training is 1, named "unit", or of a noise-conditional model "trained", σ/σ_d.
 
     The fitted γ² of a calibrated model is its own; for other networks it is fitted here.
     """
     fitted = network.fitted
     if fitted is None and len(data.valid):
         fitted = fit_gamma2(network, unit_energies(network, data.valid.images), data.valid.labels)
-    found = {"fitted": fitted, "unit": 1.0, "paper": network.paper}
+    found = {"fitted": fitted, network.density_name: network.density_gamma2, "paper": network.paper}
     if used(network) == "given":
         found["given"] = network.gamma2
     return {name: gamma2 for name, gamma2 in found.items() if gamma2 is not None}
@@ -20,7 +22,11 @@ def temperatures(network: Tempered, data: Dataset) -> dict[str, float]:
 
 def used(network: Tempered) -> str:
     """Name of the temperature of the logits that users get."""
-    named = {"fitted": network.fitted, "paper": network.paper, "unit": 1.0}
+    named = {
+        "fitted": network.fitted,
+        "paper": network.paper,
+        network.density_name: network.density_gamma2,
+    }
     return next((name for name, gamma2 in named.items() if gamma2 == network.gamma2), "given")
 
 

@@ -62,7 +62,10 @@ class Exported:
 
 
 class Graph(nn.Module):
-    """Images in [0, 1] → logits and p(y|x) at one γ², and densities at γ = 1; the square is not expanded."""
+    """Images in [0, 1] → logits and p(y|x) at one γ², densities at that of training.
+
+    The square is not expanded.
+    """
 
     basis: Tensor
 
@@ -104,8 +107,8 @@ def to_onnx(model: Classifier, path: str | Path, *, opset: int | None = None) ->
     """Write the model as an ONNX graph in float32, for any number of images.
 
     γ² of logits and posterior is the one `answer` uses: fitted on validation images, so that posteriors are
-    calibrated; the stored one where the model keeps no scores of such images. Densities are at γ = 1.
-    Metadata name both γ², the score to abstain by and its threshold.
+    calibrated; the stored one where the model keeps no scores of such images. Densities are at the γ of
+    training. Metadata name both γ², the score to abstain by and its threshold.
     A graph that onnxruntime does not compute as torch does is not written. A file that is there already is
     replaced only if it is such a graph.
     """
@@ -171,9 +174,10 @@ def score_of(model: Classifier) -> str:
 
 def _remarks(model: Classifier) -> Iterator[str]:
     if model.reference is None:
+        stored = "training" if model.denoising else "the paper's formula"
         yield (
-            "this model keeps no scores of validation images: the graph's γ² is that of the paper's "
-            "formula, its posterior is not calibrated, and there is no threshold to abstain by"
+            f"this model keeps no scores of validation images: the graph's γ² is that of {stored}, its "
+            "posterior is not calibrated, and there is no threshold to abstain by"
         )
     elif score_of(model) not in model.reference.scores:
         yield f"there is no threshold to abstain by: this model keeps none for {score_of(model)}; {REFIT}"

@@ -15,7 +15,7 @@ from gmmc.base.limits import BACKBONE_NAME
 from gmmc.base.text import shortened
 from gmmc.config.sections import ModelConfig
 from gmmc.errors import InputError
-from gmmc.networks.smooth import Coordinates, smooth_resnet
+from gmmc.networks.smooth import smooth_resnet
 from gmmc.pixels import Shape
 
 MIN_SIZE = 8
@@ -159,12 +159,6 @@ def build_backbone(cfg: ModelConfig, shape: Shape, *, noise_level: bool = False)
 def feature_dim(network: nn.Module) -> int:
     """Number of features: outputs of the last convolution or linear layer."""
     return [weight for weight in network.parameters() if weight.dim() > 1][-1].shape[0]
-
-
-def spatial_dim(network: nn.Module, shape: Shape) -> int:
-    """Number of features beyond those of `feature_dim`, for images of this shape."""
-    spatial = [part.spatial_dim(*shape[1:]) for part in network.modules() if isinstance(part, Coordinates)]
-    return sum(spatial)
 
 
 def split_last(network: nn.Module) -> tuple[nn.Sequential, nn.Sequential]:

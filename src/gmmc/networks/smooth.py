@@ -37,7 +37,7 @@ class GroupNorm(nn.Module):
 
 
 class SmoothBlock(nn.Module):
-    """Pre-activation residual block; `pool` halves the sides. Begins as its shortcut."""
+    """Pre-activation residual block; `pool` halves the sides. Begins as its shortcut and a bias."""
 
     def __init__(self, width_in: int, width_out: int, *, pool: bool):
         super().__init__()
@@ -64,11 +64,6 @@ class Coordinates(nn.Module):
         with torch.no_grad():  # logits are these times S/γ², which is large
             self.pooled.weight.mul_(0.1)
             self.pooled.bias.zero_()
-
-    @staticmethod
-    def spatial_dim(height: int, width: int) -> int:
-        """Number of spatial features of images of this size, whose sides were halved twice."""
-        return SPATIAL * (height // 4) * (width // 4)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self.pooled(x.mean((2, 3))), self.spatial(x).flatten(1)], 1)

@@ -25,7 +25,7 @@ SETS = {
     "cutout": "Cut-out",
 }
 MEASURES = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR at 95% TPR"}
-# Shown at the first of these temperatures; all other scores at γ = 1 where they have it.
+# Shown at the first of these temperatures; all other scores at the γ² of training where they have it.
 CONFIDENCE = "max_posterior"
 ROOMY = 6  # columns that fit without being set closer
 
@@ -57,7 +57,8 @@ class Places:
 
 def _preferred(score: str) -> dict[str, str]:
     """Temperatures in the order to show them. Results of older versions have densities at several, too."""
-    order = ("fitted", "unit", "paper") if score == CONFIDENCE else ("unit", "fitted", "paper")
+    trained = ("unit", "trained")
+    order = ("fitted", *trained, "paper") if score == CONFIDENCE else (*trained, "fitted", "paper")
     return {name: TEMPERATURES[name] for name in order}
 
 
@@ -81,8 +82,10 @@ def out_of_distribution(name: str, runs: Sequence[Run], _: int) -> list[Group]:
         if panels:
             title = f"Distribution of {SCORES.get(score, score)}"
             groups.append(Group(title, panels=panels, legend=LEGEND, text=HEIGHTS, folded=i > 0))
+    residual = places.at("residual") if "residual" in places.scores else "unit"
+    at = TEMPERATURES.get(residual, residual)
     parts = [
-        summary_table(name, runs, places, key, f"Median energy {where} the span of the means, at γ = 1")
+        summary_table(name, runs, places, key, f"Median energy {where} the span of the means, {at}")
         for key, where in (("energy_in_span", "inside"), ("energy_outside_span", "outside"))
     ]
     if any(table.lines for table in parts):

@@ -22,7 +22,7 @@ from gmmc.classifier.scores import SCORES
 from gmmc.config import recipes
 from gmmc.config.schema import Config
 from gmmc.errors import InputError
-from gmmc.networks.backbones import LAYOUT, spatial_dim
+from gmmc.networks.backbones import LAYOUT
 from gmmc.pixels import Shape, is_vector
 from gmmc.sampling.initial import GaussianStart
 
@@ -70,10 +70,8 @@ def restore(tensors: dict[str, Tensor], info: Any) -> tuple[Classifier, tuple[st
         raise InputError(f"head.gamma2 must be above 0, got {model.head.gamma2.item():g}")
     if not (model.head.priors >= 0).all() or not math.isclose(model.head.priors.sum(), 1, abs_tol=1e-3):
         raise InputError("head.priors must be probabilities that sum to 1")
-    # A noise-conditional model has one more feature, the radius.
-    width = model.dim + spatial_dim(model.backbone, header.shape) + (model.denoising is not None)
-    if neighbours and neighbours.features.shape[1] != width:
-        raise InputError(f"{NEIGHBOURS} must have {width} columns, got {neighbours.features.shape[1]}")
+    if neighbours and neighbours.features.shape[1] != model.dim:
+        raise InputError(f"{NEIGHBOURS} must have {model.dim} columns, got {neighbours.features.shape[1]}")
     model.trained, model.reference, model.neighbours = header.trained, reference, neighbours
     return model, header.notes
 

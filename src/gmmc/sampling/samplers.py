@@ -70,7 +70,7 @@ def input_gradient(total: Callable[[Tensor, Tensor], Tensor], x: Tensor, goal: T
     return gradient
 
 
-# --- the samplers: chains x′, `steps` further; `on_step` is shown them after each step ---
+# --- the samplers: chains x′, `steps` further; `on_step` is shown them before the first step, then after each
 
 OnStep = Callable[[int, Tensor], object]  # of the number of steps done, and the chains
 
@@ -84,6 +84,7 @@ def staged(
 ) -> Tensor:
     """x ← clamp(x − α ∂/∂x ½‖φ(x) − z‖²) with z ~ N(μ_y′, target_std²·I) drawn once per chain (Eq. 8)."""
     z = _target(chains, cfg)
+    on_step(0, x)
     for t in range(steps):
         x = (x - _limited(cfg.alpha * gradient(unit_energy, x, z), cfg)).clamp(*BOX)
         on_step(t + 1, x)
@@ -94,6 +95,7 @@ def noise_injected(
     gradient: Gradient, x: Tensor, chains: Chains, cfg: SamplerConfig, *, steps: int, on_step: OnStep = ignore
 ) -> Tensor:
     """x ← clamp(x − α ∂/∂x ½‖φ(x) − z_t‖²), z_t ~ N(μ_y′, target_std²·I) drawn at each step (Eq. 9–10)."""
+    on_step(0, x)
     for t in range(steps):
         z = _target(chains, cfg)
         x = (x - _limited(cfg.alpha * gradient(unit_energy, x, z), cfg)).clamp(*BOX)
@@ -109,6 +111,7 @@ def sgld(
     The paper prints α·ε with ε ~ N(0, 1), which is Langevin dynamics at temperature α; the *variance* is α
     here, as in the works that it follows, so that exp(−E) is the stationary law.
     """
+    on_step(0, x)
     for t in range(steps):
         alpha = cfg.alpha * (1 + t) ** -cfg.power
         noise = alpha**0.5 * chains.noise.normal(*x.shape[1:])
@@ -121,6 +124,7 @@ def sgld_jem(
     gradient: Gradient, x: Tensor, chains: Chains, cfg: SamplerConfig, *, steps: int, on_step: OnStep = ignore
 ) -> Tensor:
     """x ← x − α ∂E/∂x + noise·N(0, I), pixels unbounded: what JEM's code runs, with α = 1 and noise 0.01."""
+    on_step(0, x)
     for t in range(steps):
         noise = cfg.noise * chains.noise.normal(*x.shape[1:])
         x = x - _limited(cfg.alpha * gradient(chains.energy, x, chains.labels), cfg) + noise
@@ -133,10 +137,11 @@ def heun(
 ) -> Tensor:
     """Heun's method for dx/dσ = (x − D(x; σ))/σ from x + N(0, σ_max²) (EDM, Algorithm 1; with churn 2).
 
-    The last step is x ← D(x; σ_min). Takes 2·steps − 1 gradients.
+    The last step is x ← D(x; σ_min), from σ_max where it is the only one. Takes 2·steps − 1 gradients.
     """
     levels = [*noisy.levels(steps, cfg.sigma_min, cfg.sigma_max, cfg.rho), 0.0]
     x = x + levels[0] * chains.noise.normal(*x.shape[1:])
+    on_step(0, x)
 
     def slope(x: Tensor, sigma: float) -> Tensor:
         return (x - denoised(gradient, x, sigma, chains, cfg.guidance)) / sigma
