@@ -53,11 +53,14 @@ TINY = {
     "sample": {"steps": 3},
     "evaluate": {"samples": 30},
 }
+OF_CHAINS = {"sampler", "buffer"}  # sections with settings that training by denoising refuses
 
 
 def tiny_config(**sections) -> schema.Config:
     """The tiny recipe with some keys replaced: tiny_config(train={"beta": 0})."""
-    tree = {name: {**TINY.get(name, {}), **sections.get(name, {})} for name in TINY.keys() | sections.keys()}
+    by_denoising = sections.get("train", {}).get("algorithm") == "denoising"
+    tiny = {name: table for name, table in TINY.items() if not (by_denoising and name in OF_CHAINS)}
+    tree = {name: {**tiny.get(name, {}), **sections.get(name, {})} for name in tiny.keys() | sections.keys()}
     return recipes.from_dict(tree)
 
 

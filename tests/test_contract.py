@@ -127,7 +127,7 @@ def test_every_objective_shape_and_norm(tmp_path, objective, shape, norm):
 
 
 # Choices that training by denoising refuses: test_denoising.py shows it.
-NOT_BY_DENOISING = ({"objective", "contrast"}, {"norm", "algorithm"}, set(SAMPLERS))
+NOT_BY_DENOISING = ({"objective", "contrast"}, {"norm", "algorithm", "labels"}, set(SAMPLERS))
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 from sklearn.datasets import make_moons
 
-from conftest import interrupted_at, make_learner, tiny_config, tiny_data
-from gmmc.config import recipes
+from conftest import interrupted_at, make_learner, make_model, tiny_config, tiny_data
+from gmmc.config import recipes, schema
+from gmmc.config.sections import SampleConfig
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import Diverged, InputError
 from gmmc.noise import network_input, scales
@@ -21,6 +22,7 @@ from gmmc.runs import model_file
 from gmmc.train.denoising import Denoising, Noisy
 from gmmc.train.ema import Average
 from gmmc.train.initialize import choose_start, with_start
+from gmmc.train.learner import ALGORITHMS
 from gmmc.train.loop import train
 from gmmc.train.so_far import write_model_so_far
 from processes import finished, gmmc_command
@@ -496,8 +498,23 @@ def test_faster_engines_make_the_same_updates(engine, backbone):
                 "sampler": {"name": "staged"},
                 "denoising": {"h": 0.3},
             },
-            r"\[denoising\] needs train.algorithm=denoising",
+            r"contrastive does not use \[denoising\]",
         ),
+        (
+            {"train": {"algorithm": "contrastive"}, "sampler": {"name": "staged", "churn": 3.0}},
+            "contrastive does not use sampler.churn",
+        ),
+        (
+            {
+                "train": {"algorithm": "contrastive"},
+                "sampler": {"name": "staged"},
+                "guard": {"rise": 2.0, "energy": 3.0},
+            },
+            "contrastive does not use guard.rise;",
+        ),
+        ({"sampler": {"name": "heun", "steps": 50}}, "denoising does not use sampler.steps"),
+        ({"buffer": {"size": 50, "reinit": 0.5}}, "denoising does not use buffer.size, buffer.reinit;"),
+        ({"guard": {"force": 1.0}}, "denoising does not use guard.force"),
         ({"denoising": {"shift": 8}}, "denoising.shift must be less than the image size 8"),
     ],
 )
@@ -505,6 +522,25 @@ def test_settings_that_make_no_sense_are_refused(tmp_path, sections, message):
     with pytest.raises(InputError, match=message):
         train(config(**sections), tmp_path / "run", tiny_data())
     assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_by_denoising_has_defaults_of_its_own():
+    """Heun's method takes fewer steps; what a recipe gives is kept, also in a stored recipe."""
+    tree = {"train": {"algorithm": "denoising"}, "generative": {"epochs": 1}}
+    cfg = recipes.from_dict(tree)
+    assert (cfg.sampler.name, cfg.sample.steps) == ("heun", 18)
+    assert cfg.evaluate.generation_steps == (12, 18, 35)
+    assert recipes.from_dict(tree | {"sample": {"steps": 7}}).sample.steps == 7
+    stored = recipes.to_toml(replace(cfg, sample=SampleConfig()))
+    assert recipes.from_text(stored).sample.steps == SampleConfig().steps != 18
+    assert recipes.from_dict({"generative": {"epochs": 1}}).sample.steps == SampleConfig().steps
+
+
+def test_every_noise_conditional_model_is_trained_by_an_algorithm_with_noise_levels():
+    assert ALGORITHMS.keys() >= schema.NOISE_CONDITIONAL
+    for name in ALGORITHMS:
+        model = make_model(train={"algorithm": name})
+        assert (model.denoising is not None) == (name in schema.NOISE_CONDITIONAL)
 
 
 # --- train.start ---

@@ -13,11 +13,17 @@ from gmmc.base.leader import is_leader
 from gmmc.base.limits import LONG_SHOWN, SHOWN
 from gmmc.base.text import cut, print_line, printable, shortened, suggestion
 from gmmc.config import former
-from gmmc.config.schema import AUTO_START, Config
+from gmmc.config.schema import AUTO_START, NOISE_CONDITIONAL, Config
 from gmmc.errors import InputError
 
 # Settings of a training from random weights; a transfer has the start's network, and [transfer].
 OF_RANDOM_WEIGHTS = ("model.backbone", "model.norm", "discriminative.")
+# Defaults of noise-conditional models, where they differ: Heun's method takes few steps.
+NOISE_DEFAULTS = {
+    "sampler": {"name": "heun"},
+    "sample": {"steps": 18},
+    "evaluate": {"generation_steps": [12, 18, 35]},
+}
 
 
 # --- in -------------------------------------------------------------------------------------------
@@ -87,10 +93,22 @@ def from_dict(tree: dict[str, Any]) -> Config:
 def _given(tree: dict[str, Any], changes: dict[str, Any] | None = None) -> Config:
     """Build a user's recipe, with a warning about keys of earlier versions."""
     tree, warning = former.given(tree, changes)
-    cfg = _build(Config, tree, "")
+    cfg = _build(Config, _with_noise_defaults(tree), "")
     if warning and is_leader():
         print_line(warning, file=sys.stderr)
     return cfg
+
+
+def _with_noise_defaults(tree: dict[str, Any]) -> dict[str, Any]:
+    """Add the defaults of noise-conditional models to a recipe of one."""
+    train = tree.get("train")
+    if not isinstance(train, dict) or train.get("algorithm") not in tuple(NOISE_CONDITIONAL):
+        return tree
+    tables = {name: tree.get(name, {}) for name in NOISE_DEFAULTS}
+    return tree | {
+        name: {**NOISE_DEFAULTS[name], **table} if isinstance(table, dict) else table
+        for name, table in tables.items()
+    }
 
 
 def _parsed(override: str) -> tuple[str, Any]:

@@ -225,7 +225,7 @@ class DenoisingConfig(AugmentConfig):
 @dataclass(frozen=True)
 class SamplerConfig(Section):
     # staged: Eq. 8; noise_injected: Eq. 9–10; sgld: Eq. 3; sgld_jem: Eq. 3 as JEM's code runs it;
-    # heun: EDM's, after training by denoising, with the keys from sigma_min on
+    # heun: EDM's, the default after training by denoising, with the keys from sigma_min on
     name: Literal["staged", "noise_injected", "sgld", "sgld_jem", "heun"] = "staged"
     steps: int = _number(20, at_least=1, at_most=1_000_000)  # τ
     alpha: float = _number(1 / 64, above=0, at_most=1e6)  # step on the summed unit energy
@@ -273,7 +273,7 @@ class GuardConfig(Section):
 class SampleConfig(Section):
     """Fresh chains of the finished model."""
 
-    steps: int = _number(200, at_least=1, at_most=1_000_000)
+    steps: int = _number(200, at_least=1, at_most=1_000_000)  # of a recipe by denoising 18
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,8 @@ class EvaluateConfig(Section):
     # generation, validation
     generated: int = _number(50_000, at_least=2, at_most=10_000_000)  # fresh chains
     generated_by_steps: int = _number(10_000, at_least=0, at_most=10_000_000)  # for each number of steps
-    generation_steps: tuple[int, ...] = _number((100, 200, 400), at_least=1, at_most=1_000_000)  # to score at
+    # Steps to score at; of a recipe by denoising 12, 18 and 35.
+    generation_steps: tuple[int, ...] = _number((100, 200, 400), at_least=1, at_most=1_000_000)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def to_onnx(model: Classifier, path: str | Path, *, opset: int | None = None) ->
     """Write the model as an ONNX graph in float32, for any number of images.
 
     γ² of logits and posterior is the one `answer` uses: fitted on validation images, so that posteriors are
-    calibrated; the stored one where the model keeps no scores of such images. Densities are at the γ of
+    calibrated; the stored one where the model keeps no scores of such images. Densities are at the γ² of
     training. Metadata name both γ², the score to abstain by and its threshold.
     A graph that onnxruntime does not compute as torch does is not written. A file that is there already is
     replaced only if it is such a graph.

@@ -1,7 +1,7 @@
 """The interface of a way to train: one method, `step`, and defaults for the rest."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from gmmc.classifier.model import Classifier
 from gmmc.config.schema import Config
 from gmmc.config.sections import AugmentConfig
 from gmmc.data.splits import Dataset
+from gmmc.errors import InputError
 from gmmc.train.memory import Room
 from gmmc.train.process import Process
 from gmmc.train.schedule import Moment, Plan
@@ -59,6 +60,21 @@ class Remedy:
 
     pace: Mapping[str, float]  # factors on the learning rate, α and β from here on
     done: Mapping[str, Any] = field(default_factory=dict)  # more, for metrics.jsonl
+
+
+def check_unused(cfg: Config, keys: Iterable[str]) -> None:
+    """Refuse sections, or "section.key", that the recipe sets and its algorithm does not use."""
+    unused = []
+    for key in keys:
+        section, _, name = key.partition(".")
+        values = getattr(cfg, section)
+        default = type(values)()
+        if getattr(values, name) != getattr(default, name) if name else values != default:
+            unused.append(key if name else f"[{section}]")
+    if unused:
+        raise InputError(
+            f"train.algorithm={cfg.train.algorithm} does not use {', '.join(unused)}; leave it out"
+        )
 
 
 class Algorithm(ABC):

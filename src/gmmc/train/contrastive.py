@@ -11,19 +11,26 @@ from torch import Tensor
 
 from gmmc.classifier.model import Classifier
 from gmmc.config.schema import Config
-from gmmc.config.sections import AugmentConfig, DenoisingConfig, SamplerConfig
+from gmmc.config.sections import AugmentConfig, SamplerConfig
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.networks.heads import HEADS
 from gmmc.sampling import engine
 from gmmc.sampling.engine import COMPILE_FROM_STEPS
-from gmmc.sampling.samplers import SAMPLERS, BatchNoise, Chains
+from gmmc.sampling.samplers import NOISE_SETTINGS, SAMPLERS, BatchNoise, Chains
 from gmmc.train import health, rollback
-from gmmc.train.algorithm import Algorithm, Batch, Outcome, Remedy, Setup
+from gmmc.train.algorithm import Algorithm, Batch, Outcome, Remedy, Setup, check_unused
 from gmmc.train.buffer import Drawn, ReplayBuffer, check_quotas
 from gmmc.train.objectives import OBJECTIVES, SHAPES, Energies, Loss
 from gmmc.train.schedule import Moment
 from gmmc.train.state import TrainingState
+
+# Settings of training by denoising.
+UNUSED = (
+    "denoising",
+    *(f"sampler.{key}" for key in NOISE_SETTINGS),
+    *(f"guard.{key}" for key in ("spike", "skipped", "rise")),
+)
 
 
 class Contrastive(Algorithm):
@@ -144,8 +151,7 @@ class Contrastive(Algorithm):
                 f"{cfg.model.head} the energies alone have no class boundary; use objective.name="
                 f"{' or '.join(others)}"
             )
-        if cfg.denoising != DenoisingConfig():
-            raise InputError("[denoising] needs train.algorithm=denoising, got contrastive")
+        check_unused(cfg, UNUSED)
         if not objective.contrasts and cfg.contrast != AugmentConfig():
             raise InputError(
                 f"[contrast] augments a second real term, which objective.name={cfg.objective.name} lacks"

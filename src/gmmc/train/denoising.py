@@ -21,12 +21,12 @@ from torch import Tensor
 from gmmc import noise
 from gmmc.classifier.model import Classifier
 from gmmc.config.schema import Config
-from gmmc.config.sections import AugmentConfig, DenoisingConfig, ObjectiveConfig
+from gmmc.config.sections import DenoisingConfig
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.networks.backbones import LAYOUT
 from gmmc.sampling import engine
-from gmmc.train.algorithm import Algorithm, Batch, Outcome, Setup
+from gmmc.train.algorithm import Algorithm, Batch, Outcome, Setup, check_unused
 from gmmc.train.schedule import Moment
 from gmmc.train.spikes import Spikes
 from gmmc.train.updater import Network
@@ -39,6 +39,14 @@ WITHOUT_CLASS = -1.0  # guidance: the energy is then that of p(x)
 DENOISING, DISCRIMINATIVE = "denoising", "discriminative"
 JUDGED = {DENOISING: ("loss", "grad_norm", "class_loss"), DISCRIMINATIVE: ("grad_norm", "class_loss")}
 WATCHED = {DENOISING: ("loss", "grad_norm"), DISCRIMINATIVE: ()}
+
+# Settings of Algorithm 1.
+UNUSED = (
+    *("model.norm", "objective", "contrast", "transfer.frozen_epochs", "transfer.epochs", "train.fid_every"),
+    *(f"sampler.{key}" for key in ("steps", "alpha", "max_step", "target_std", "power", "noise")),
+    *(f"buffer.{key}" for key in ("size", "chains", "reinit", "labels")),
+    *(f"guard.{key}" for key in ("energy", "force", "bounded")),
+)
 
 
 @dataclass(frozen=True)
@@ -225,16 +233,7 @@ class Denoising(Algorithm):
         count, batch = cfg.denoising.class_images, cfg.train.batch_size
         if count and batch % count:
             raise InputError(f"denoising.class_images must divide train.batch_size={batch}, got {count}")
-        unused = {
-            "model.norm": cfg.model.norm == "none",
-            "[objective]": cfg.objective == ObjectiveConfig(),
-            "[contrast]": cfg.contrast == AugmentConfig(),
-            "[transfer]": not cfg.has_transfer,
-            "train.fid_every": not cfg.train.fid_every,
-        }
-        for name, absent in unused.items():
-            if not absent:
-                raise InputError(f"train.algorithm=denoising does not use {name}; leave it out")
+        check_unused(cfg, UNUSED)
 
     @classmethod
     def check_data(cls, cfg: Config, data: Dataset, processes: int) -> None:
