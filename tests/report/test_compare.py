@@ -14,6 +14,7 @@ from gmmc.config import recipes
 from gmmc.errors import InputError
 from gmmc.report.compare.comparison import compare, show
 from gmmc.report.compare.picture import spread
+from gmmc.report.compare.section import written
 from gmmc.report.page import write_report
 from gmmc.runs import shipped
 from processes import python
@@ -152,6 +153,20 @@ def test_every_number_is_in_its_place(base, tmp_path):
     }
     assert saved(out) == json.loads(json.dumps(found))
     assert saved(out).keys() == entry({}).keys()
+
+
+def test_a_training_by_denoising_has_its_loss_and_skipped_updates(tmp_path):
+    metrics = [
+        {"step": step, "epoch": 1, "seconds": 1.0 * step, "loss": 2.0 / step, "skipped": 0.05 * step}
+        for step in (1, 2)
+    ]
+    run = search_run(tmp_path / "run", evaluated(), [{**line, "class_loss": 0.5} for line in metrics])
+    found = compare([run], tmp_path / "out")
+    values = {name: found["values"][f"run/{name}"] for name in ("loss", "skipped")}
+    assert values == {"loss": 1.5, "skipped": pytest.approx(0.075)}
+    assert found["curves"]["run"]["loss"] == [2.0, 1.0]
+    assert found["curves"]["run"]["class_loss"] == [0.5, 0.5]
+    assert [written(column, values[column]) for column in values] == ["1.500", "7.5%"]
 
 
 def test_a_line_counts_for_its_updates_and_not_what_was_undone(base, tmp_path):

@@ -21,10 +21,12 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...], Scale], ...] = (
         ),
         "energy",
     ),
+    ("Loss", (("loss", "denoising, ‖F − t‖²/D"), ("class_loss", "cross-entropy of class images")), "linear"),
     ("Accuracy", (("valid_accuracy", "validation images"), ("accuracy", "training batches")), "percent"),
     ("Force ratio R", (("force_ratio", "push of samples / pull of real images"),), "linear"),
+    ("Skipped updates", (("skipped", "share that the guard skipped"),), "percent"),
     ("Learning rate", (("lr", "learning rate"),), "linear"),
-    ("β", (("beta", "weight of sampled energies"),), "linear"),
+    ("β", (("beta", "weight of sampled energies, or of the denoising loss"),), "linear"),
 )
 LOOKS: tuple[tuple[str, Stroke], ...] = ((ACCENT, "solid"), (WARM, "dashed"), (GOOD, "dotted"))
 BEYOND_AXES = 1e100  # matplotlib overflows where the margin of a logarithmic axis is no number

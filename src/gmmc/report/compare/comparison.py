@@ -21,7 +21,16 @@ from gmmc.base.text import print_line, shortened
 from gmmc.errors import InputError
 from gmmc.report.compare import fairness, picture
 from gmmc.report.compare.rows import EVALUATION, Row, rows_of, settings, without_folder
-from gmmc.report.compare.section import COLUMNS, EVALUATE, NAME, PICTURE, differences, to_evaluate, written
+from gmmc.report.compare.section import (
+    COLUMNS,
+    EVALUATE,
+    NAME,
+    PICTURE,
+    columns_of,
+    differences,
+    to_evaluate,
+    written,
+)
 from gmmc.report.conditions import short_commit
 from gmmc.report.reading import Entry, Run, damage_refused, read_runs
 from gmmc.runs.layout import CONFIG
@@ -178,11 +187,12 @@ def _own(row: Row, shared: dict[str, Any]) -> dict[str, Any]:
 def show(entry: dict[str, Any]) -> None:
     """The table on standard output, a line per run and more where it differs in much."""
     rows: list[list[str]] = []
+    columns = columns_of(entry["values"])
     for name in entry["conditions"]["runs"]:
         first, *more = _wrapped(differences(name, entry["conditions"]))
-        rows.append([name, first, *(written(c, entry["values"].get(f"{name}/{c}")) for c in COLUMNS)])
-        rows += [["", line, *[""] * len(COLUMNS)] for line in more]
-    headings = [heading for heading, _ in COLUMNS.values()]
+        rows.append([name, first, *(written(c, entry["values"].get(f"{name}/{c}")) for c in columns)])
+        rows += [["", line, *[""] * len(columns)] for line in more]
+    headings = [COLUMNS[column][0] for column in columns]
     print_table(["run", "what differs", *headings], rows, words=2)
     print()
     print_line(f"noise: {entry['conditions']['noise']}")

@@ -16,11 +16,12 @@ EVALUATION = "validation"
 NOT_EVALUATED = "finished but not evaluated"
 # Columns that `gmmc evaluate RUN validation` fills, and those that the last epoch of the training does.
 EVALUATED = {"valid_accuracy": "top1", "fresh_fid": "fresh/fid", "buffer_fid": "buffer/fid"}
-TRAINED = ("real_energy", "sampled_energy", "force_ratio", "bounded")
+TRAINED = ("real_energy", "sampled_energy", "force_ratio", "bounded", "loss", "skipped")
 # x and y of a curve, and where metrics.jsonl has them
 CURVES = (("seconds", "valid_accuracy"), ("fid_seconds", "buffer_fid"))
 # curves over the updates
-HEALTH = ("real_energy", "contrast_energy", "sampled_energy", "grad_norm", "weight_norm")
+ENERGIES, LOSSES = ("real_energy", "contrast_energy", "sampled_energy"), ("loss", "class_loss")
+HEALTH = (*ENERGIES, *LOSSES, "grad_norm", "weight_norm")
 NOT_TRAINING = {"evaluate"}  # sections that say nothing about the training
 
 Settings = dict[str, dict[str, Any]]

@@ -1,6 +1,6 @@
 """The section of a comparison: a line per run, what it changed and what came of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,6 +27,8 @@ COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "sampled_energy": ("E sampled", plain),
     "force_ratio": ("R", plain),
     "bounded": ("bounded", partial(percent, digits=1)),
+    "loss": ("loss", plain),
+    "skipped": ("skipped", partial(percent, digits=1)),
     "rollbacks": ("rollbacks", plain),
     "updates": ("updates", plain),
 }
@@ -61,10 +63,14 @@ def to_evaluate(conditions: dict[str, Any]) -> list[str]:
     return [name for name, told in conditions["runs"].items() if told["state"] == NOT_EVALUATED]
 
 
+def columns_of(values: Mapping[str, float]) -> list[str]:
+    """Columns that some run has a number for."""
+    known = {key.rpartition("/")[2] for key in values}
+    return [column for column in COLUMNS if column in known]
+
+
 def table(entry: Entry) -> Table:
-    """Columns that no run has a number for are left out."""
-    known = {key.rpartition("/")[2] for key in entry.values}
-    columns = [column for column in COLUMNS if column in known]
+    columns = columns_of(entry.values)
     lines = [
         Line(f"{row}: {differences(row, entry.conditions)}", [number(entry, row, key) for key in columns])
         for row in entry.conditions["runs"]
