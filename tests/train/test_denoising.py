@@ -663,3 +663,8 @@ def test_of_a_mixture_it_learns_bayes_rule_at_every_level(tmp_path):
         bayes = (-distances / (2 * (width**2 + sigma**2))).softmax(1)
         found = model.at_noise(sigma)(((noisy + 1) / 2)[:, :, None, None]).softmax(1)
         assert (found - bayes).abs().mean() < 0.03, sigma
+        gain = width**2 / (width**2 + sigma**2)
+        means = centres + gain * (noisy[:, None] - centres)  # of each class
+        mean = (bayes[:, :, None] * means).sum(1)
+        error = (denoised(model, noisy, sigma) - mean).square().mean().sqrt()
+        assert error < 0.01, sigma  # the data's standard deviation is 0.33

@@ -85,8 +85,8 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateOptions) -> Result:
 def density(model: nn.Module) -> str:
     """γ², and σ of a noise-conditional model, of all scores but the confidence."""
     at = TEMPERATURES[tempered(model).density_name]
-    noisy = isinstance(model, Classifier) and model.denoising is not None
-    return f"{at}, σ = {model.denoising.class_sigma:g}" if noisy else at
+    denoising = model.denoising if isinstance(model, Classifier) else None
+    return f"{at}, σ = {denoising.class_sigma:g}" if denoising else at
 
 
 def acceptance(model: nn.Module) -> dict[str, Any]:
