@@ -11,7 +11,7 @@ from gmmc.base.names import AUTOATTACK_PARTS
 from gmmc.base.tables import Table, as_markdown
 from gmmc.report import published
 from gmmc.report.attacks import preset_of, worst_case
-from gmmc.report.compare.section import COLUMNS, differences, written
+from gmmc.report.compare.section import COLUMNS, columns_of, differences, written
 from gmmc.report.ood import SETS
 from gmmc.report.reading import Entry
 
@@ -346,15 +346,16 @@ def cpu_table() -> str:
 def search_table() -> str:
     found = results("cifar10-search")["comparison"]
     conditions, values = found["conditions"], found["values"]
+    columns = columns_of(values)
     rows = [
         [
             f"**{name}**" if name == conditions["baseline"] else name,
             differences(name, conditions),
-            *(written(column, values.get(f"{name}/{column}")) for column in COLUMNS),
+            *(written(column, values.get(f"{name}/{column}")) for column in columns),
         ]
         for name in conditions["runs"]
     ]
-    header = ["run", "what differs", *(heading for heading, _ in COLUMNS.values())]
+    header = ["run", "what differs", *(COLUMNS[column][0] for column in columns)]
     told = (
         f"Accuracy on {conditions['images']:,} validation images; FID of {conditions['generated']:,} fresh "
         f"chains of {conditions['steps']} steps and of {conditions['buffer']:,} buffer images, both against "
