@@ -293,6 +293,14 @@ class TestGuard:
         assert line["loss_rise"] > 3
         assert "loss" in learner.algorithm.trouble(line)
 
+    def test_the_first_losses_are_no_measure_of_a_rise(self):
+        """One batch may have an easy draw of noise levels; the mean of many counts."""
+        learner = make_learner(config(), tiny_data())
+        spikes, one = learner.algorithm.spikes["denoising"], torch.ones(())
+        for loss in [0.01, *[0.25] * 100]:
+            spikes.judge({"loss": loss * one, "grad_norm": one, "class_loss": one})
+            assert spikes.rise("loss") < 1.1
+
     @pytest.mark.parametrize("count", [12, 24])
     def test_few_rows_are_no_divergence(self, tmp_path, count):
         """Their updates are few, and the losses of these differ much."""
