@@ -16,7 +16,7 @@ def build(backbone="smooth-10-1", shape=(3, 32, 32), dim=24, norm="none", noise_
     return build_backbone(cfg, shape, noise_level=noise_level)
 
 
-@pytest.mark.parametrize("width", [3, 16, 64, 256])
+@pytest.mark.parametrize("width", [3, 16, 64, 144, 256])
 def test_group_norm_is_torch_s(width):
     ours = GroupNorm(width)
     with torch.no_grad():

@@ -20,7 +20,8 @@ class GroupNorm(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.groups = max(1, min(32, width // 4))
+        most = max(1, min(32, width // 4))
+        self.groups = next(groups for groups in range(most, 0, -1) if width % groups == 0)
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
 
