@@ -212,11 +212,16 @@ class TestModel:
         found = model.features(as_unit(data.test.images))[:, :8]
         distance = model.answer(data.test.images, score="neighbours").values
         torch.testing.assert_close(-distance, model.neighbours.distance(found))
-        seen = []
-        monkeypatch.setattr(latent, "separability", lambda features, labels: seen.append(features) or {})
-        with pytest.raises(KeyError):  # as it is given nothing
-            gmmc.evaluate(model, data, "latent")
-        torch.testing.assert_close(seen[0], found.double(), rtol=1e-4, atol=1e-5)
+        seen, separability = [], latent.separability
+
+        def recorded(features, labels):
+            seen.append(features)
+            return separability(features, labels)
+
+        monkeypatch.setattr(latent, "separability", recorded)
+        for each in (model, model.at("trained")):
+            gmmc.evaluate(each, data, "latent")
+            torch.testing.assert_close(seen.pop(), found.double(), rtol=1e-4, atol=1e-5)
 
     def test_classes_with_unequal_priors_weigh_alike_at_every_level(self):
         """p(y|x; σ) ∝ π_y·exp(−½‖φ − μ_y‖²/γ²), also where it is guided."""

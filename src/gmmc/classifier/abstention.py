@@ -88,10 +88,13 @@ class Neighbours:
         return cls(kept)
 
     def distance(self, features: Tensor) -> Tensor:
-        """‖φ − φ_k‖, where φ_k is the k-th nearest of the kept features: (N, d) → (N,), in float64."""
+        """‖φ − φ_k‖, where φ_k is the k-th nearest of the kept features: (N, ≥ d) → (N,), in float64.
+
+        Of φ the first d count, which are those that were kept.
+        """
         kept = self.features.to(features.device).double()
         k = min(NEIGHBOURS, len(kept))
-        return torch.cdist(features.double(), kept).topk(k, largest=False).values[:, -1]
+        return torch.cdist(features[..., : kept.shape[1]].double(), kept).topk(k, largest=False).values[:, -1]
 
 
 def balanced_subset(labels: Tensor, count: int, source: torch.Generator) -> Tensor:

@@ -192,7 +192,6 @@ class Classifier(Predictor):
         if means is not None:
             exact = means.detach().double()
             split = functools.partial(core.split_energies, means=exact, basis=core.span_basis(exact))
-        distance = self._distance if self.neighbours else None
         fitted = self.reference.gamma2 if self.reference else None
         return Tempered(
             self,
@@ -202,9 +201,11 @@ class Classifier(Predictor):
             paper,
             fitted,
             split,
-            distance,
-            self.density_gamma2,
-            "trained" if self.denoising else "unit",
+            self.neighbours.distance if self.neighbours else None,
+            density_gamma2=self.density_gamma2,
+            density_name="trained" if self.denoising else "unit",
+            density_sigma=self.denoising.class_sigma if self.denoising else None,
+            class_dim=self.dim,
         )
 
     def keep_neighbours(self, images, labels) -> None:
@@ -215,15 +216,9 @@ class Classifier(Predictor):
         batch = as_batch(images, self.shape)
         y = self.label_tensor(labels, len(batch))
         places = balanced_subset(y, NEIGHBOURS_KEPT, generator(0, "neighbours"))
-        self.neighbours = Neighbours.of(self.class_features(features(self.tempered(), batch[places])).cpu())
-
-    def class_features(self, found: Tensor) -> Tensor:
-        """The features in which the classes differ, without those whose mean is 0 in every class."""
-        return found[..., : self.dim]
-
-    def _distance(self, found: Tensor) -> Tensor:
-        assert self.neighbours is not None
-        return self.neighbours.distance(self.class_features(found))
+        network = self.tempered()
+        found = features(network, batch[places])
+        self.neighbours = Neighbours.of(network.class_features(found).cpu())
 
     def calibrate(self, images, labels, *, on_progress: Callable[[int], object] | None = None) -> None:
         """Fit γ² and the thresholds of `answer` on images that the model was not trained on.

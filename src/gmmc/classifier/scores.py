@@ -44,6 +44,8 @@ class Tempered:
     distance: Callable[[Tensor], Tensor] | None = None  # features → distance to training features, if kept
     density_gamma2: float = 1.0  # γ² of log p(x)
     density_name: str = "unit"  # name of that γ² in results: "trained" of a noise-conditional model
+    density_sigma: float | None = None  # σ of log p(x; σ), of a noise-conditional model
+    class_dim: int | None = None  # number of features in which the classes differ; None: all of them
 
     @property
     def gamma2(self) -> float:
@@ -53,6 +55,10 @@ class Tempered:
     def energies(self, images: Tensor) -> Tensor:
         """Images in [0, 1] → unit energies of all classes."""
         return self.energies_of(self.features(images))
+
+    def class_features(self, features: Tensor) -> Tensor:
+        """The features in which the classes differ, without those whose mean is 0 in every class."""
+        return features[..., : self.class_dim]
 
 
 def tempered(module: nn.Module) -> Tempered:

@@ -23,11 +23,11 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateOptions) -> Result:
     some = data.test[chosen]
     if len(some) < NEIGHBOURS + 1 or len(some.labels.unique()) < 2:
         raise InputError(f"a map of features needs {NEIGHBOURS + 1} test images of two classes or more")
+    network = tempered(model)
     with Progress("features", len(some)) as bar:
-        features = batched(model, tempered(model).features, some.images, bar.update).cpu().double()
+        features = batched(model, network.features, some.images, bar.update).cpu().double()
     check_finite(features)
-    if isinstance(model, Classifier):
-        features = model.class_features(features)
+    features = network.class_features(features)
     told = conditions(
         model,
         split="test",

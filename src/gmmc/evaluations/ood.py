@@ -71,7 +71,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateOptions) -> Result:
                 other.name: round(len(data.test) / (len(data.test) + len(other.images)), 4) for other in sets
             },
             outside_notes=[note for other in sets for note in other.notes],
-            scores=f"max_posterior at each temperature; all others at {density(model)}",
+            scores=f"max_posterior at each temperature; all others at {density(network)}",
             temperatures=found,
             fitted_on=fitted_on(network, data),
             **neighbours(model),
@@ -82,11 +82,10 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateOptions) -> Result:
     )
 
 
-def density(model: nn.Module) -> str:
+def density(network: Tempered) -> str:
     """γ², and σ of a noise-conditional model, of all scores but the confidence."""
-    at = TEMPERATURES[tempered(model).density_name]
-    denoising = model.denoising if isinstance(model, Classifier) else None
-    return f"{at}, σ = {denoising.class_sigma:g}" if denoising else at
+    at, sigma = TEMPERATURES[network.density_name], network.density_sigma
+    return at if sigma is None else f"{at}, σ = {sigma:g}"
 
 
 def acceptance(model: nn.Module) -> dict[str, Any]:
