@@ -189,6 +189,12 @@ def spoil_updates(monkeypatch, spoiled):
     monkeypatch.setattr(Denoising, "noisy", spoil)
 
 
+def judged(loss):
+    """Values of an update with this loss."""
+    ones = dict.fromkeys(("grad_norm", "class_loss", "zero_loss"), torch.ones(()))
+    return {"loss": torch.tensor(loss), **ones}
+
+
 DEVICES = ["cpu", pytest.param("cuda", marks=on_gpu)]
 
 
@@ -283,10 +289,10 @@ class TestGuard:
     def test_a_loss_that_climbs_slowly_leads_to_a_rollback(self):
         """Each update is like the one before, so that none is skipped."""
         learner = make_learner(config(), tiny_data())
-        spikes, one = learner.algorithm.spikes["denoising"], torch.ones(())
+        spikes = learner.algorithm.spikes["denoising"]
         for update in range(1000):
             loss = 0.25 * max(1, 1.005 ** (update - 500))  # at last 3.0 times as much, its mean is behind
-            assert spikes.judge({"loss": loss * one, "grad_norm": one, "class_loss": one})
+            assert spikes.judge(judged(loss))
             if update in (400, 600, 700):
                 assert learner.algorithm.trouble(learner.report()[0]) is None
         line = learner.report()[0]
@@ -296,10 +302,36 @@ class TestGuard:
     def test_the_first_losses_are_no_measure_of_a_rise(self):
         """One batch may have an easy draw of noise levels; the mean of many counts."""
         learner = make_learner(config(), tiny_data())
-        spikes, one = learner.algorithm.spikes["denoising"], torch.ones(())
+        spikes = learner.algorithm.spikes["denoising"]
         for loss in [0.01, *[0.25] * 100]:
-            spikes.judge({"loss": loss * one, "grad_norm": one, "class_loss": one})
-            assert spikes.rise("loss") < 1.1
+            spikes.judge(judged(loss))
+            assert spikes.rise("loss", "zero_loss") < 1.1
+
+    def test_a_loss_far_above_that_of_zero_leads_to_a_rollback(self):
+        """A network that explodes before its losses have settled has no lower mean to compare with."""
+        learner = make_learner(config(), tiny_data())
+        spikes = learner.algorithm.spikes["denoising"]
+        for update in range(80):
+            spikes.judge(judged(100.0 if update > 20 else 1.0))
+            learner.report()
+            if update < 30:
+                assert learner.algorithm.trouble(learner.report()[0]) is None
+        assert "loss" in learner.algorithm.trouble(learner.report()[0])
+
+    def test_its_measure_is_the_loss_of_zero(self):
+        learner = make_learner(config(), tiny_data())
+        with torch.no_grad():
+            for parameter in learner.model.parameters():
+                parameter.zero_()
+        learner.update()
+        loss, *_, zero_loss = learner.algorithm.info()["spikes"]["denoising"]["means"]
+        assert loss == pytest.approx(zero_loss)
+        assert 0.1 < loss < 4
+
+    def test_a_learning_rate_far_too_high_is_noticed(self, tmp_path):
+        cfg = config(generative={"epochs": 60, "lr": 3.0}, guard={"every": 10, "rollbacks": 1})
+        with pytest.raises(Diverged, match="loss"):
+            train(cfg, tmp_path / "run", tiny_data())
 
     @pytest.mark.parametrize("count", [12, 24])
     def test_few_rows_are_no_divergence(self, tmp_path, count):

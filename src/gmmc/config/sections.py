@@ -266,7 +266,7 @@ class GuardConfig(Section):
     # Of denoising: updates whose loss or gradient norm is so many times its running mean are skipped.
     spike: float = _number(5.0, above=1)
     skipped: float = _number(0.25, above=0, at_most=1)  # share of skipped updates, a running mean
-    rise: float = _number(3.0, above=1)  # running mean of the loss, relative to its lowest
+    rise: float = _number(3.0, above=1)  # running mean of the loss, relative to its best
 
 
 @dataclass(frozen=True)

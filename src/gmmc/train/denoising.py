@@ -37,7 +37,10 @@ WITHOUT_CLASS = -1.0  # guidance: the energy is then that of p(x)
 # Kinds of updates, and the values by which the guard judges them. Where nothing is denoised, it skips only
 # updates that are not finite: a cross-entropy near 0 often rises to many times its mean.
 DENOISING, DISCRIMINATIVE = "denoising", "discriminative"
-JUDGED = {DENOISING: ("loss", "grad_norm", "class_loss"), DISCRIMINATIVE: ("grad_norm", "class_loss")}
+JUDGED = {
+    DENOISING: ("loss", "grad_norm", "class_loss", "zero_loss"),
+    DISCRIMINATIVE: ("grad_norm", "class_loss"),
+}
 WATCHED = {DENOISING: ("loss", "grad_norm"), DISCRIMINATIVE: ()}
 
 # Settings of Algorithm 1.
@@ -125,7 +128,6 @@ class Denoising(Algorithm):
         self.mine = slice(self.process.rank * share, (self.process.rank + 1) * share)
         self.gradient = self._new_gradient() if self.cfg.samples else None
         device = self.process.device
-        self._beta = torch.zeros((), device=device)  # where a CUDA graph reads it
         guard = self.cfg.guard
         self.spikes = {
             kind: Spikes(names, WATCHED[kind], limit=guard.spike, on=guard.on, device=device)
@@ -140,26 +142,27 @@ class Denoising(Algorithm):
     # --- an update ---
 
     def step(self, batch: Batch, now: Moment) -> Outcome:
-        lower, higher, goal, losses = None, None, None, None
+        lower, higher, goal, losses = None, None, None, {}
         if now.beta > 0:
             noisy = self.noisy(batch, now.step)
             residual = self.residual(noisy)
-            losses = residual.square().flatten(1).mean(1)
+            losses = {"loss": residual.square().mean(), "zero_loss": noisy.target.square().mean()}
             lower, higher = self.sides(noisy, residual)
             goal = noisy.goal
         x, y = self.class_images(batch, now.step)
 
-        spikes = self.spikes[DISCRIMINATIVE if losses is None else DENOISING]
+        spikes = self.spikes[DENOISING if losses else DISCRIMINATIVE]
 
         def accept(record: Record, norm: Tensor) -> Tensor:
-            own = {"class_loss": record.class_loss} | ({} if losses is None else {"loss": losses.mean()})
+            own = {"class_loss": record.class_loss, **losses}
             shared = self.process.mean(torch.stack([value.double() for value in own.values()]))
             return spikes.judge({"grad_norm": norm, **dict(zip(own, shared, strict=True))})
 
-        beta = self._beta.fill_(now.beta)
+        beta = torch.full((), now.beta, device=self.process.device)
         record, _ = self.updater(self.loss, x, y, lower, higher, goal, beta, accept=accept)
+        values = {name: value for name, value in spikes.values.items() if name in self.measures}
         more = {"accuracy": record.correct, "skipped": ~spikes.accepted}
-        return Outcome(spikes.values | more, spikes.accepted)
+        return Outcome(values | more, spikes.accepted)
 
     @torch.no_grad()
     def noisy(self, batch: Batch, step: int) -> Noisy:
@@ -213,7 +216,7 @@ class Denoising(Algorithm):
 
     def census(self) -> Tensor:
         share = torch.maximum(*(spikes.skipped_share for spikes in self.spikes.values()))
-        return torch.stack([share, self.spikes[DENOISING].rise("loss")]) / self.process.count
+        return torch.stack([share, self.spikes[DENOISING].rise("loss", "zero_loss")]) / self.process.count
 
     def summary(self, means: dict[str, float], census: list[float], now: Moment) -> dict[str, float]:
         return {**means, "skipped_share": census[0], "loss_rise": census[1]}
@@ -223,7 +226,7 @@ class Denoising(Algorithm):
         if share > guard.skipped:
             return f"{share:.0%} of the last updates were skipped, more than {guard.skipped:.0%}"
         if rise > guard.rise:
-            return f"the mean denoising loss is {rise:.3g} times its lowest, more than {guard.rise:g}"
+            return f"the mean denoising loss is {rise:.3g} times its best, more than {guard.rise:g}"
         return None
 
     # --- checks ---

@@ -56,10 +56,14 @@ class Spikes:
         """Share of skipped updates, a running mean over the last ones."""
         return self._skipped
 
-    def rise(self, name: str) -> Tensor:
-        """Running mean of a value, as a multiple of its lowest; 0 until it has settled."""
+    def rise(self, name: str, start: str) -> Tensor:
+        """Running mean of a value over the lower of two: its lowest, and that of `start`. 0 until settled.
+
+        A value that was too large from the first update on has no lower mean of its own.
+        """
         place = self._names.index(name)
-        return self._means[place] / self._lowest[place]
+        best = torch.minimum(self._lowest[place], self._means[self._names.index(start)])
+        return torch.where(self._count < SETTLED, 0.0, self._means[place] / best)
 
     def info(self) -> dict[str, Any]:
         """The state, as JSON."""
