@@ -17,6 +17,7 @@ from gmmc.config import recipes, schema
 from gmmc.config.sections import SampleConfig
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import Diverged, InputError
+from gmmc.networks import threads
 from gmmc.noise import network_input, scales
 from gmmc.runs import model_file
 from gmmc.train.denoising import Denoising, Noisy
@@ -68,7 +69,7 @@ class TestGradient:
         return learner, algorithm, Noisy(u, level, target, goal)
 
     def exact(self, learner, noisy):
-        """∂/∂θ of mean ‖F − t‖²/D, and F − t."""
+        """∂/∂θ of mean ‖F − t‖²/n, and F − t."""
         network, head = learner.model.backbone, learner.model.head
         u = noisy.u.clone().requires_grad_(True)
         total = head.guided_energy(network(network_input(u, noisy.level)), noisy.goal).sum()
@@ -444,6 +445,21 @@ class TestModelSoFar:
         before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
         assert write_model_so_far(run, tmp_path / "now").trained["updates"] < 6
         assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_the_caller_keeps_its_number_of_threads(self, run, tmp_path, count):
+        """One of the two is not that of the training."""
+        with threads.using(count):
+            write_model_so_far(run, tmp_path / "now")
+            assert torch.get_num_threads() == count
+
+    def test_data_in_memory_are_given_again(self, tmp_path):
+        cfg, data = config(train={"checkpoint_seconds": 0.0}, guard={"every": 2}), tiny_data()
+        with interrupted_at(7):
+            train(cfg, tmp_path / "run", data)
+        assert write_model_so_far(tmp_path / "run", tmp_path / "now", data).trained["updates"] == 6
+        with pytest.raises(InputError, match="other images"):
+            write_model_so_far(tmp_path / "run", tmp_path / "again", tiny_data(count=80))
 
     def test_one_of_several_devices_needs_one(self, run, tmp_path):
         recipe = run / "config.toml"
