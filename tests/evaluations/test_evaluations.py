@@ -34,23 +34,32 @@ from gmmc.train.loop import train
 SMALL = EvaluateOptions(samples=30, attacked=4, generated=30, generated_by_steps=12, generation_steps=(2,))
 
 
+BY_CHAINS: dict[str, dict] = {}
+BY_DENOISING = {
+    "model": {"backbone": "smooth-mlp-2-16"},
+    "train": {"algorithm": "denoising"},
+    "sampler": {"name": "heun"},
+}
+
+
 @pytest.mark.usefixtures("few_queries")
+@pytest.mark.parametrize("recipe", [BY_CHAINS, BY_DENOISING], ids=["chains", "denoising"])
 @pytest.mark.parametrize("name", EVALUATIONS)
 class TestEveryEvaluation:
-    def test_gives_a_result_that_json_can_keep(self, name):
-        result = EVALUATIONS[name](make_model(), tiny_data(), SMALL)
+    def test_gives_a_result_that_json_can_keep(self, name, recipe):
+        result = EVALUATIONS[name](make_model(**recipe), tiny_data(), SMALL)
         assert isinstance(result, Result)
         entry = json.loads(json.dumps(result.entry(), allow_nan=False))
         assert entry.keys() == {"values", "intervals", "curves", "files", "flags", "conditions"}
         assert entry["values"]
         assert {"precision", "hardware", "torch", "gmmc", "commit"} < entry["conditions"].keys()
 
-    def test_gives_the_same_result_again(self, name):
-        first, again = (EVALUATIONS[name](make_model(), tiny_data(), SMALL) for _ in range(2))
+    def test_gives_the_same_result_again(self, name, recipe):
+        first, again = (EVALUATIONS[name](make_model(**recipe), tiny_data(), SMALL) for _ in range(2))
         assert first.entry() == again.entry()
 
-    def test_leaves_the_model_as_it_was(self, name):
-        model = make_model()
+    def test_leaves_the_model_as_it_was(self, name, recipe):
+        model = make_model(**recipe)
         before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
         EVALUATIONS[name](model, tiny_data(), SMALL)
         assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
