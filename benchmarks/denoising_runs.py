@@ -4,7 +4,7 @@
 
 From run folders: images per second (median over lines of metrics.jsonl with equally many updates, the first
 third left out), loss, accuracy, rollbacks, and the evaluation `validation` if there is one. With `--levels`,
-of validation images with noise of each σ: the loss ‖F − t‖²/D, the power ‖F‖²/D, and the slope ⟨F, t⟩/‖F‖² of
+of validation images with noise of each σ: the loss ‖F − t‖²/n, the power ‖F‖²/n, and the slope ⟨F, t⟩/‖F‖² of
 the regression of the target on F. A calibrated denoiser has slope 1; below 1 it is too sure of what it sees.
 """
 

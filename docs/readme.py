@@ -704,7 +704,7 @@ def levels_table() -> str:
         [f"{sigma}", *(f"{values[name]:.3f}" for name in ("loss", "power", "slope"))]
         for sigma, values in levels["values"].items()
     ]
-    header = ["σ", "loss ‖F − t‖²/D", "power ‖F‖²/D", "slope ⟨F, t⟩/‖F‖²"]
+    header = ["σ", "loss ‖F − t‖²/n", "power ‖F‖²/n", "slope ⟨F, t⟩/‖F‖²"]
     caption = (
         f"The run of ten minutes, {levels['images']} validation images. A calibrated denoiser has slope 1."
     )

@@ -21,7 +21,7 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...], Scale], ...] = (
         ),
         "energy",
     ),
-    ("Loss", (("loss", "denoising, ‖F − t‖²/D"), ("class_loss", "cross-entropy of class images")), "linear"),
+    ("Loss", (("loss", "denoising, ‖F − t‖²/n"), ("class_loss", "cross-entropy of class images")), "linear"),
     ("Accuracy", (("valid_accuracy", "validation images"), ("accuracy", "training batches")), "percent"),
     ("Force ratio R", (("force_ratio", "push of samples / pull of real images"),), "linear"),
     ("Skipped updates", (("skipped", "share that the guard skipped"),), "percent"),

@@ -1,9 +1,10 @@
 """Denoising score matching: the energy's gradient on noisy images is fitted to their noise, without chains.
 
 With e = ½‖φ(u) − μ_y‖², F = −∂e/∂u and the residual r = F − t of EDM's regression (noise.py), the gradient
-of L = ‖r‖²/D with respect to the weights is a finite difference of the energy (Pang et al. 2020),
+of L = ‖r‖²/n with respect to the weights is a finite difference of the energy (Pang et al. 2020), with n
+numbers per image:
 
-    ∂L/∂θ = −2/D ∂/∂θ ⟨∂e/∂u, r⟩ ≈ 1/(D·h) ∂/∂θ [e(u − h·r) − e(u + h·r)],    r taken as a constant.
+    ∂L/∂θ = −2/n ∂/∂θ ⟨∂e/∂u, r⟩ ≈ 1/(n·h) ∂/∂θ [e(u − h·r) − e(u + h·r)],    r taken as a constant.
 
 So an update needs one gradient with respect to images. Then it contrasts two images, as Algorithm 1 does:
 the energy of one is pulled down, that of the other pushed up. L fixes each p(x|y; σ) up to a factor,
@@ -70,7 +71,7 @@ class Record(NamedTuple):
 
 
 class Loss:
-    """β·[e(u − h·r) − e(u + h·r)]/(D·h) + weighted cross-entropies of class images and noisy images."""
+    """β·[e(u − h·r) − e(u + h·r)]/(n·h) + weighted cross-entropies of class images and noisy images."""
 
     def __init__(self, model: Classifier, cfg: DenoisingConfig):
         self.head, self.cfg, self.gamma2 = model.head, cfg, model.density_gamma2
@@ -99,7 +100,7 @@ class Loss:
         return loss, Record(class_loss.detach(), logits.detach().argmax(-1) == y)
 
     def contrast(self, lower: Tensor, higher: Tensor, goal: Tensor, numbers: int) -> Tensor:
-        """Mean of [e(u − h·r) − e(u + h·r)]/(D·h), of the features of both; D: numbers of an image."""
+        """Mean of [e(u − h·r) − e(u + h·r)]/(n·h), of the features of both; n: numbers of an image."""
         difference = self.head.guided_energy(lower, goal) - self.head.guided_energy(higher, goal)
         return difference.mean() / (numbers * self.cfg.h)
 
@@ -111,7 +112,7 @@ class Loss:
 
 
 class Denoising(Algorithm):
-    """L = β(t)·‖F − t‖²/D + class_weight·CE + noisy_class_weight·CE_noisy; at β = 0 no noise is denoised.
+    """L = β(t)·‖F − t‖²/n + class_weight·CE + noisy_class_weight·CE_noisy; at β = 0 no noise is denoised.
 
     An update whose loss or gradient norm is far above its running mean is skipped.
     """
