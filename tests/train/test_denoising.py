@@ -460,6 +460,8 @@ class TestModelSoFar:
         assert write_model_so_far(tmp_path / "run", tmp_path / "now", data).trained["updates"] == 6
         with pytest.raises(InputError, match="other images"):
             write_model_so_far(tmp_path / "run", tmp_path / "again", tiny_data(count=80))
+        with pytest.raises(InputError, match=r"data\.name"):
+            write_model_so_far(tmp_path / "run", tmp_path / "again")
 
     def test_one_of_several_devices_needs_one(self, run, tmp_path):
         recipe = run / "config.toml"

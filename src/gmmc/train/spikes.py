@@ -56,13 +56,13 @@ class Spikes:
         """Share of skipped updates, a running mean over the last ones."""
         return self._skipped
 
-    def rise(self, name: str, start: str) -> Tensor:
-        """Running mean of a value over the lower of two: its lowest, and that of `start`. 0 until settled.
+    def rise(self, name: str, baseline: str) -> Tensor:
+        """Running mean of a value, divided by its lowest or by that of `baseline`, if lower; 0 until settled.
 
         A value that was too large from the first update on has no lower mean of its own.
         """
         place = self._names.index(name)
-        best = torch.minimum(self._lowest[place], self._means[self._names.index(start)])
+        best = torch.minimum(self._lowest[place], self._means[self._names.index(baseline)])
         return torch.where(self._count < SETTLED, 0.0, self._means[place] / best)
 
     def info(self) -> dict[str, Any]:
