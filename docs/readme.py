@@ -638,12 +638,13 @@ def denoising_cpu_table() -> str:
     moons, images = measured["moons"]["conditions"], measured["digits"]["conditions"]
     seeds = [", ".join(map(str, one["seeds"])) for one in (moons, images)]
     caption = (
-        f"Means and ranges of three seeds (moons {seeds[0]}; digits {seeds[1]}, drawn with other sampling seeds "
-        "than those that `digits-denoising` was chosen with; the same 359 test images), at equal CPU time on "
-        "one thread: a recipe trained by denoising runs at its own length, the one trained by Algorithm 1 for "
-        "as many epochs as take that time. log p(x) is per row, normalised over a grid. An SVC trained on the "
-        "training rows names the class of 1,000 samples a run. Samples whose true log p(x|y) is below that of "
-        "test rows lie off the moons, those above are too much alike. "
+        f"Means and ranges of three seeds (moons {seeds[0]}; digits {seeds[1]}, drawn with other "
+        "sampling seeds than those that `digits-denoising` was chosen with; the same 359 test "
+        "images), at equal CPU time on one thread: a recipe trained by denoising runs at its own "
+        "length, the one trained by Algorithm 1 for as many epochs as take that time. log p(x) is per "
+        "row, normalised over a grid. An SVC trained on the training rows names the class of 1,000 "
+        "samples a run. Samples whose true log p(x|y) is below that of test rows lie off the moons, "
+        "those above are too much alike. "
         f"{moons['hardware']}, commits {moons['commit'][:10]} and {images['commit'][:10]}. All conditions: "
         "[results/denoising-cpu.json](../results/denoising-cpu.json), by "
         "[benchmarks/denoising.py](../benchmarks/denoising.py)."
