@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 BOX = (-1.0, 1.0)  # where pixels live
 # Settings of noise-conditional samplers, which read no others but these.
 NOISE_SETTINGS = ("sigma_min", "sigma_max", "rho", "churn", "guidance")
+WITHOUT_CLASS = -1.0  # guidance at which `guided_energy` is that of the image alone
 CHURNED = (0.05, 50.0)  # noise levels at which churn adds noise, as EDM has them for CIFAR-10
 Energy = Callable[[Tensor, Tensor], Tensor]  # (features, goal) → energies (B,)
 
@@ -164,11 +165,14 @@ def denoised(gradient: Gradient, x: Tensor, sigma: float, chains: Chains, guidan
     assert chains.sigma_data is not None
     level = noisy.per_image(sigma, x)
     scales = noisy.scales(level, chains.sigma_data)
-    given = noisy.network_input(scales.into * x, level)
     gamma2 = level.flatten() / chains.sigma_data
     goal = torch.stack([chains.labels.to(x), gamma2, torch.full_like(gamma2, guidance)], 1)
-    force = -gradient(chains.energy, given, goal)[:, :-1].to(x)
-    return scales.skip * x + scales.out * force
+    return scales.skip * x + scales.out * force(gradient, chains.energy, scales.into * x, level, goal)
+
+
+def force(gradient: Gradient, energy: Energy, u: Tensor, level: Tensor, goal: Tensor) -> Tensor:
+    """F(u; σ) = −∂e/∂u, with e the energy of features and goals, and the σ of each image."""
+    return -gradient(energy, noisy.network_input(u, level), goal)[:, :-1].to(u)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.networks.backbones import LAYOUT
 from gmmc.sampling import engine
+from gmmc.sampling.samplers import WITHOUT_CLASS, force
 from gmmc.train.algorithm import Algorithm, Batch, Outcome, Setup, check_unused
 from gmmc.train.schedule import Moment
 from gmmc.train.spikes import Spikes
@@ -34,7 +35,6 @@ from gmmc.train.updater import Network
 
 COMPILE_FROM_UPDATES = 2_000  # of the input gradient; normalisation gains more by it than convolutions
 SHARPEST = 0.1  # smallest γ² of the cross-entropy on noisy images
-WITHOUT_CLASS = -1.0  # guidance: the energy is then that of p(x)
 # Kinds of updates, and the values by which the guard judges them. Where nothing is denoised, it skips only
 # updates that are not finite: a cross-entropy near 0 often rises to many times its mean.
 DENOISING, DISCRIMINATIVE = "denoising", "discriminative"
@@ -187,9 +187,8 @@ class Denoising(Algorithm):
         assert self.gradient is not None
         self.gradient.refresh()
         with torch.enable_grad():
-            given = noise.network_input(noisy.u, noisy.level)
-            gradient = self.gradient(self.model.head.guided_energy, given, noisy.goal)
-        return -gradient[:, :-1].float() - noisy.target
+            energy = self.model.head.guided_energy
+            return force(self.gradient, energy, noisy.u, noisy.level, noisy.goal) - noisy.target
 
     @torch.no_grad()
     def sides(self, noisy: Noisy, residual: Tensor) -> tuple[Tensor, Tensor]:
