@@ -145,7 +145,7 @@ class Classifier(Predictor):
         Of a noise-conditional model φ at the noise level σ, by default that of predictions, and as one more
         feature the Gaussian term of its energy (noise.py).
         """
-        x = to_signed(images).to(self.head.gamma2.dtype)
+        x = self._signed(images)
         if self.denoising is None:
             return self.backbone(x)
         sigma_data = self.denoising.sigma_data
@@ -214,8 +214,11 @@ class Classifier(Predictor):
         """Sizes of F and denoising errors of images in [0, 1] at several noise levels."""
         assert self.denoising is not None
         denoiser = Denoiser(self.head, self.denoising.sigma_data, PlainGradient(self.backbone))
-        x = to_signed(images).to(self.head.gamma2.dtype)
-        return noise_sizes(denoiser, x, levels(self.denoising))
+        return noise_sizes(denoiser, self._signed(images), levels(self.denoising))
+
+    def _signed(self, images: Tensor) -> Tensor:
+        """Images in [0, 1] as φ takes them: in [−1, 1], in the precision of the weights."""
+        return to_signed(images).to(self.head.gamma2.dtype)
 
     def keep_neighbours(self, images, labels) -> None:
         """Keep features of training images, for the score `neighbours`; `calibrate` then fits its threshold.

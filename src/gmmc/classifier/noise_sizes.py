@@ -43,8 +43,7 @@ def noise_sizes(denoiser: Denoiser, images: Tensor, sigmas: Sequence[float]) -> 
         sizes.append(_log_size(denoiser.force(scales.into * images, level)))
         fixed = torch.randn(images.shape[1:], generator=generator(0, "noise sizes", i)).to(images)
         x = images + level * fixed
-        target = (images - scales.skip * x) / scales.out
-        errors.append(_log_size(denoiser.force(scales.into * x, level) - target))
+        errors.append(_log_size(denoiser.force(scales.into * x, level) - noise.target(images, x, scales)))
     return torch.stack([*sizes, *errors], 1)
 
 
