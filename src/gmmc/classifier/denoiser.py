@@ -77,7 +77,7 @@ def fast_denoiser(model: "Classifier") -> Denoiser:
     """
     if model.denoising is None:
         raise InputError(
-            "a denoiser needs a model trained by denoising (train.algorithm=denoising), got one without noise levels"
+            "a denoiser needs a model trained by denoising (train.algorithm=denoising), got one trained otherwise"
         )
     asked = model.drawing.engine if model.drawing else "auto"
     gradient = engine.new_gradient(

@@ -111,8 +111,8 @@ def candidates(model: Classifier, valid: int) -> tuple[list[float], list[str]]:
     if valid:
         return sorted({*LOWEST, lowest}), []
     return [lowest], [
-        f"there are no validation images to choose σ₀ by: it is sampler.sigma_min, {lowest:g}, and another level "
-        "may have fewer bits"
+        f"there are no validation images to choose σ₀ by: it is sampler.sigma_min, {lowest:g}, and another "
+        "level may have fewer bits"
     ]
 
 
