@@ -48,12 +48,17 @@ POSSIBLE = [
 ]
 
 
-@pytest.mark.parametrize("name", NEED_NOISE)
+@pytest.mark.parametrize("name", sorted(NEED_NOISE))
 def test_a_model_without_noise_levels_is_not_measured_at_them(name):
     for module, got in ((make_model(), "one trained otherwise"), (Brightness(), "Brightness")):
         assert name not in choose(module, [])
-        for measure in (lambda module=module: choose(module, [name]), lambda module=module: run_of(name, module)):
-            with pytest.raises(InputError, match=rf"'{name}'.*train\.algorithm=denoising.*got {got}") as error:
+        for measure in (
+            lambda module=module: choose(module, [name]),
+            lambda module=module: run_of(name, module),
+        ):
+            with pytest.raises(
+                InputError, match=rf"'{name}'.*train\.algorithm=denoising.*got {got}"
+            ) as error:
                 measure()
             assert "\n" not in str(error.value)
 

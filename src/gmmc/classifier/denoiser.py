@@ -1,6 +1,7 @@
 """The denoiser of a noise-conditional model: F(u; σ) and D(x; σ) = c_skip·x + c_out·F (noise.py)."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -76,9 +77,8 @@ def fast_denoiser(model: "Classifier") -> Denoiser:
     It has a copy of the weights, unless the engine is "plain".
     """
     if model.denoising is None:
-        raise InputError(
-            "a denoiser needs a model trained by denoising (train.algorithm=denoising), got one trained otherwise"
-        )
+        rule = "a denoiser needs a model trained by denoising (train.algorithm=denoising)"
+        raise InputError(f"{rule}, got one trained otherwise")
     asked = model.drawing.engine if model.drawing else "auto"
     gradient = engine.new_gradient(
         model.backbone, engine.choose_for_samples(asked, model.device), precision="fp32"
@@ -86,7 +86,8 @@ def fast_denoiser(model: "Classifier") -> Denoiser:
     return Denoiser(model.head, model.denoising.sigma_data, gradient)
 
 
-class Block(NamedTuple):
+@dataclass(frozen=True)
+class Block:
     """Images that are computed at once, filled up to a fixed size with copies of the last one."""
 
     first: int  # place of the first image

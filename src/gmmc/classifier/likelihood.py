@@ -5,8 +5,8 @@ With u = c_in·x and the angle θ = arctan(σ/σ_d), the flow dx/dσ = (x − D(
     du/dθ = −F(u; σ),    log p(x₀; σ₀) = log N(u_T; 0, I) − ∫ div_u F dθ − n/2·ln(σ₀² + σ_d²).
 
 Heun's method moves u from σ₀ to σ_T = 80, the trapezoidal rule integrates the divergence. Hutchinson's
-estimator takes one more gradient: div_u F ≈ εᵀ[F(u + δε) − F(u)]/δ, with new random signs ε at each level. Odd
-orders of δ have mean 0, so that the bias is of order δ².
+estimator takes one more gradient: div_u F ≈ εᵀ[F(u + δε) − F(u)]/δ, with new random signs ε at each level.
+Odd orders of δ have mean 0, so that the bias is of order δ².
 """
 
 import math

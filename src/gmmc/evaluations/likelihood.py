@@ -96,7 +96,7 @@ def evaluate(
     error, change = standard_error(bits), (rough - bits).mean().item()
     discrete = data.test.images.dtype == torch.uint8
     return Result(
-        values={"bits_per_dim": value, "standard_error": error, "bits_per_dim_half_steps": value + change},
+        values={"bits_per_dim": value, "standard_error": error, "bits_half_steps": value + change},
         intervals={"bits_per_dim": ends} if ends else {},
         curves=curves(bits, chosen, data.class_names) | ({"chosen": chosen_by(means)} if means else {}),
         flags=[*flags, *doubts(change, error, discrete=discrete)],
