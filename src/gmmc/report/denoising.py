@@ -23,18 +23,18 @@ PREFIX = "sigma_"  # values are named sigma_{σ}/{measure}
 
 
 def denoising(name: str, runs: Sequence[Run], _: int) -> list[Group]:
-    table = Table(list(MEASURES.values()), corner="σ")
+    table = Table(list(MEASURES.values()))
     for run, entry in having(name, runs):
         if len(runs) > 1:
             table.lines.append(Line(run.name, kind="group"))
         places = dict.fromkeys(key.rpartition("/")[0] for key in entry.values if key.startswith(PREFIX))
         columns = [cells([entry] * len(places), [f"{place}/{key}" for place in places]) for key in MEASURES]
         table.lines += [
-            Line(place.removeprefix(PREFIX), list(row))
+            Line(f"σ = {place.removeprefix(PREFIX)}", list(row))
             for place, row in zip(places, zip(*columns, strict=True), strict=True)
         ]
     curves = [(run, entry) for run, entry in having(name, runs) if entry.curves.get("sigma")]
-    return [Group(tables=[table]), Group(panels=panels(curves), broad=True)]
+    return [Group(tables=[table]), Group(panels=panels(curves))]
 
 
 def panels(found: Sequence[tuple[Run, Entry]]) -> list[Panel]:
@@ -82,14 +82,15 @@ def over_noise(
         axes.xaxis.set_major_locator(LogLocator(numticks=6))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.set_ylim(bottom=0, top=1.03 if share else None)
+        most = max((y for _, entry in found for key in measures for y in entry.curves[key] if y), default=1)
+        axes.set_ylim(0, 1.03 if share else 1.08 * max(most, level or 0))
         if share:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         axes.set_xlabel("σ")
         axes.grid(False, axis="x")
         axes.spines["left"].set_visible(False)
 
-    return draw(paint, label, width=320, height=230)
+    return draw(paint, label, width=270, height=220)
 
 
 def likelihood(name: str, runs: Sequence[Run], _: int) -> list[Group]:
@@ -98,15 +99,16 @@ def likelihood(name: str, runs: Sequence[Run], _: int) -> list[Group]:
     labels = BITS | {key: key.replace("_", " ") for key in keys if key not in BITS}
     table = Table([run.name for run in runs], value_lines(entries, labels))
     lowest = [entry.conditions.get("sigma_min") if entry else None for entry in entries]
-    table.remark = " ".join(
-        f"{per_run(run, runs)}{': ' if len(runs) > 1 else ''}density of images with noise σ₀ = {sigma:g}."
+    told = [
+        f"{run.name} {sigma:g}" if len(runs) > 1 else f"{sigma:g}"
         for run, sigma in zip(runs, lowest, strict=True)
         if isinstance(sigma, float)
-    )
+    ]
+    table.remark = f"Density of images with noise σ₀: {', '.join(told)}." if told else ""
     shown = [
         Panel(
             "Bits per dimension",
-            " · ".join(filter(None, [per_run(run, runs), "number of test images"])),
+            " · ".join(filter(None, [per_run(run, runs), "test images"])),
             figures.histograms(
                 entry.curves["histogram"],
                 f"Histogram of the bits per dimension of test images, run {run.name}.",
@@ -127,7 +129,7 @@ def by_class(name: str, runs: Sequence[Run]) -> list[Group]:
     names = classes.pop() if len(classes) == 1 else ()
     if not 0 < len(names) <= figures.LEGEND_CLASSES:
         return []
-    table = Table([run.name for run, _ in found], corner="class")
+    table = Table([run.name for run, _ in found])
     for i, text in enumerate(names):
         bits = [entry.curves["bits_per_class"][i] for _, entry in found]
         table.lines.append(Line(text, [Cell() if value is None else Cell(plain(value)) for value in bits]))

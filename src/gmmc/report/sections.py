@@ -313,9 +313,8 @@ KNOWN: dict[str, tuple[str, str, Builder]] = {
     ),
     "likelihood": (
         "Likelihood",
-        "−log₂ p(x) of test images, per number of an image and by the probability flow: the lower the better. Of "
-        "8-bit images it bounds the bits that an ideal code by the model takes; without a model these are 8. "
-        "The interval is that over images.",
+        "−log₂ p(x) of test images per number, by the probability flow: the lower the better. Of 8-bit "
+        "images it bounds the bits of an ideal code by the model; without one these are 8.",
         likelihood,
     ),
     "validation": (
