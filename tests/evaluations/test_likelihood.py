@@ -276,6 +276,13 @@ class TestEvaluation:
         (flag,) = likelihood.doubts(-0.02, 0.01, discrete=True)
         assert "-0.02" in flag
 
+    def test_images_of_few_grey_levels_are_flagged(self):
+        images = torch.arange(256, dtype=torch.uint8).reshape(4, 1, 8, 8)
+        assert likelihood.few_values(images) == []
+        assert likelihood.few_values(images / 255) == []
+        (flag,) = likelihood.few_values(images // 16 * 17)
+        assert "16 of the 256" in flag
+
     def test_one_test_image_is_refused(self):
         data = tiny_data()
         few = Dataset(data.train, data.valid, data.test[:1], data.class_names)

@@ -30,6 +30,7 @@ LOWEST = (0.002, 0.005, 0.01, 0.02, 0.05)  # levels to choose σ₀ from, beside
 CHOOSING = 100  # validation images to choose it by
 AT_ONCE = 256  # images whose bits are kept together; a multiple of every size of a block
 BINS = 50
+FEW_VALUES = 64  # distinct values of 8-bit images, up to which they are flagged
 FORMAT = 1  # another number where the estimate changes: an interrupted evaluation then restarts
 
 
@@ -99,7 +100,7 @@ def evaluate(
         values={"bits_per_dim": value, "standard_error": error, "bits_half_steps": value + change},
         intervals={"bits_per_dim": ends} if ends else {},
         curves=curves(bits, chosen, data.class_names) | ({"chosen": chosen_by(means)} if means else {}),
-        flags=[*flags, *doubts(change, error, discrete=discrete)],
+        flags=[*flags, *doubts(change, error, discrete=discrete), *few_values(chosen.images)],
         conditions=conditions(ours, **protocol(data, len(chosen), sigma, means, len(valid), cfg.seed)),
         unfinished=store.path,
     )
@@ -152,6 +153,17 @@ def doubts(change: float, error: float, *, discrete: bool) -> list[str]:
             "dequantisation; they may be negative and do not compare with those of 8-bit images"
         )
     return flags
+
+
+def few_values(images: Tensor) -> list[str]:
+    """A flag for images that were made 8-bit from fewer grey levels."""
+    values = len(images.unique())
+    if images.dtype != torch.uint8 or values > FEW_VALUES:
+        return []
+    return [
+        f"the images have {values} of the 256 values that bits are counted for: a model of these values "
+        "alone has far fewer bits"
+    ]
 
 
 def protocol(
