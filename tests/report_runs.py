@@ -202,7 +202,7 @@ def generation_entry(files=(), **changes):
 
 
 def denoising_entry(sigmas=(0.03, 0.3, 3.0)):
-    curves = {"loss": [0.7, 0.4, 1.1], "zero_loss": [1.02, 1.5, 2.8], "slope": [1.1, 0.97, None]}
+    curves = {"loss": [0.7, 0.4, 1.1], "zero_loss": [1.03, 1.5, 2.8], "slope": [1.1, 0.97, None]}
     curves["top1"] = [0.98, 0.9, 0.2]
     values = {
         f"sigma_{sigma:.3g}/{name}": numbers[i]

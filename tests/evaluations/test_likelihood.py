@@ -314,6 +314,20 @@ class TestEvaluation:
         )
         assert not (tmp_path / "run" / "work").exists()
 
+    def test_what_was_kept_belongs_to_its_weights_images_and_seed(self, tmp_path):
+        data, folder = tiny_data(), RunFolder(tmp_path)
+        test, valid = data.test.images, data.valid.images
+        cases = [
+            (make_model(**BY_DENOISING), test, valid, 0),
+            (make_model(seed=1, **BY_DENOISING), test, valid, 0),
+            (make_model(**BY_DENOISING), test[1:], valid, 0),
+            (make_model(**BY_DENOISING), test, valid[1:], 0),
+            (make_model(**BY_DENOISING), test, valid, 1),
+        ]
+        keys = [likelihood.open_store(folder, *case).key for case in cases]
+        assert len(set(keys)) == len(cases)
+        assert likelihood.open_store(folder, *cases[0]).key == keys[0]
+
 
 @pytest.mark.slow
 def test_a_trained_network_comes_close_to_the_entropy(tmp_path):

@@ -18,8 +18,8 @@ def results(**changes):
 def test_a_row_per_noise_level_and_three_figures(tmp_path):
     page = page_of(make_run(tmp_path / "run", results()), out=tmp_path / "page.html")
     text = words(page, "denoising")
-    assert "σ = 0.03 0.700 0.680–0.720 1.020 1.000–1.040 1.100" in text.replace("\u202f", " ")
-    assert "σ = 3 1.100 1.080–1.120 2.800 2.780–2.820 – 20% " in text  # no slope where F = 0
+    assert "σ = 0.03 0.700 0.680–0.720 1.030 1.010–1.050 1.100" in text.replace("\u202f", " ")
+    assert "σ = 3 1.100 1.080–1.120 2.800 2.780–2.820 – 20.0% " in text  # no slope where F = 0
     labels = [svg["aria-label"] for svg in page.all("svg")]
     assert [sum(label.startswith(word) for label in labels) for word in ("Loss", "Slope", "Accuracy")] == [
         1
