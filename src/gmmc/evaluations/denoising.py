@@ -57,7 +57,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateOptions) -> Result:
             split="test",
             images=len(chosen),
             energy="without a class, E(x; σ)",
-            sampler_precision="fp32",
+            gradient_precision="fp32",
             sigma_data=ours.denoising.sigma_data,
             levels=f"exp(sigma_mean + z·sigma_std), z from −2 to 2: {sigmas[0]:.3g} to {sigmas[-1]:.3g}",
             intervals="95%; loss: normal; slope: delta method; top1: Wilson",

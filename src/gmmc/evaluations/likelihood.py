@@ -184,7 +184,7 @@ def protocol(
         "steps": f"{STEPS}, Heun, levels of equal ratio",
         "trace": f"Hutchinson, random signs at each level, differences of δ = {DELTA:g}",
         "dequantisation": "uniform, one draw per image" if discrete else "none: the images are not 8-bit",
-        "sampler_precision": "fp32 without TF32",
+        "gradient_precision": "fp32 without TF32",
         "intervals": "95%, from the standard error over images",
         "seed": seed,
     }
