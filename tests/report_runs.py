@@ -201,6 +201,31 @@ def generation_entry(files=(), **changes):
     return entry(values, intervals, curves, **{**told, **changes})
 
 
+def denoising_entry(sigmas=(0.03, 0.3, 3.0)):
+    curves = {"loss": [0.7, 0.4, 1.1], "zero_loss": [1.03, 1.5, 2.8], "slope": [1.1, 0.97, None]}
+    curves["top1"] = [0.98, 0.9, 0.2]
+    values = {
+        f"sigma_{sigma:.3g}/{name}": numbers[i]
+        for name, numbers in curves.items()
+        for i, sigma in enumerate(sigmas)
+        if numbers[i] is not None
+    }
+    ranges = {key: [value - 0.02, value + 0.02] for key, value in values.items()}
+    return entry(values, ranges, {"sigma": list(sigmas), **curves})
+
+
+def likelihood_entry(classes=CLASSES, bits=3.512):
+    values = {"bits_per_dim": bits, "standard_error": 0.02, "bits_half_steps": bits + 0.01}
+    histogram = {"edges": [bits + i / 10 for i in range(-3, 4)], "images": [1, 20, 60, 50, 15, 2]}
+    curves = {
+        "histogram": histogram,
+        "bits_per_class": [bits + i / 10 if i else None for i in range(len(classes))],
+        "class_names": list(classes),
+        "chosen": {"sigma": [0.002, 0.02], "bits_per_dim": [bits, bits + 0.4]},
+    }
+    return entry(values, {"bits_per_dim": [bits - 0.04, bits + 0.04]}, curves, sigma_min=0.002)
+
+
 def full_results():
     return {
         "accuracy": accuracy_entry(),

@@ -12,6 +12,8 @@ from gmmc.base.precision import full_precision
 from gmmc.errors import InputError
 
 Shape = tuple[int, int, int]  # channels, height, width
+UNIT = 2.0  # length of [0, 1] in [−1, 1]
+BIN = UNIT / 255  # distance of two neighbouring values of uint8 there
 READERS = "gmmc.read_images(files, model) reads files and PIL images"
 
 
@@ -28,6 +30,11 @@ def as_unit(images: Tensor) -> Tensor:
 def to_signed(images: Tensor) -> Tensor:
     """uint8 or [0, 1] → floating point in [−1, 1]."""
     return as_unit(images) * 2 - 1
+
+
+def dequantised(images: Tensor, uniform: Tensor) -> Tensor:
+    """uint8 → [−1, 1] with noise as wide as a bin: 2(byte + U − ½)/255 − 1, U uniform in [0, 1)."""
+    return (images.float() + uniform - 0.5) / 255 * 2 - 1
 
 
 def to_unit(signed: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from gmmc.errors import InputError
 from gmmc.evaluations import latent
 from gmmc.evaluations.evaluate import evaluate
 from gmmc.evaluations.latent import separability
-from gmmc.evaluations.registry import EVALUATIONS, choose
+from gmmc.evaluations.registry import EVALUATIONS, NEED_NOISE, choose
 from gmmc.evaluations.result import Result
 from gmmc.evaluations.run import evaluate_run
 from gmmc.evaluations.samples import (
@@ -40,11 +40,39 @@ BY_DENOISING = {
     "train": {"algorithm": "denoising"},
     "sampler": {"name": "heun"},
 }
+POSSIBLE = [
+    pytest.param(name, recipe, id=f"{name}-{kind}")
+    for name in EVALUATIONS
+    for kind, recipe in (("chains", BY_CHAINS), ("denoising", BY_DENOISING))
+    if recipe or name not in NEED_NOISE
+]
+
+
+@pytest.mark.parametrize("name", sorted(NEED_NOISE))
+def test_a_model_without_noise_levels_is_not_measured_at_them(name):
+    for module, got in ((make_model(), "one trained otherwise"), (Brightness(), "Brightness")):
+        assert name not in choose(module, [])
+        for measure in (
+            lambda module=module: choose(module, [name]),
+            lambda module=module: run_of(name, module),
+        ):
+            with pytest.raises(
+                InputError, match=rf"'{name}'.*train\.algorithm=denoising.*got {got}"
+            ) as error:
+                measure()
+            assert "\n" not in str(error.value)
+
+
+def run_of(name, model):
+    return EVALUATIONS[name](model, tiny_data(), SMALL)
+
+
+def test_a_model_trained_by_denoising_is_measured_at_its_noise_levels():
+    assert [name for name in choose(make_model(**BY_DENOISING), []) if name in NEED_NOISE] == ["denoising"]
 
 
 @pytest.mark.usefixtures("few_queries")
-@pytest.mark.parametrize("recipe", [BY_CHAINS, BY_DENOISING], ids=["chains", "denoising"])
-@pytest.mark.parametrize("name", EVALUATIONS)
+@pytest.mark.parametrize(("name", "recipe"), POSSIBLE)
 class TestEveryEvaluation:
     def test_gives_a_result_that_json_can_keep(self, name, recipe):
         result = EVALUATIONS[name](make_model(**recipe), tiny_data(), SMALL)

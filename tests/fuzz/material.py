@@ -19,8 +19,10 @@ from image_files import NAMES, pictures, png
 from report_runs import (
     accuracy_entry,
     calibration_entry,
+    denoising_entry,
     entry,
     generation_entry,
+    likelihood_entry,
     ood_entry,
     robustness_entry,
     samples_entry,
@@ -88,6 +90,8 @@ def results() -> dict[str, Any]:
         "ood": ood_entry(("noise",)),
         "robustness": robustness_entry({"paper_pgd": 0, "worst_case": 0}),
         "samples": samples_entry(),
+        "denoising": denoising_entry(),
+        "likelihood": likelihood_entry(),
         "generation": generation_entry(),
         "validation": entry(
             {"top1": 0.9, "fresh/fid": 60.0, "fresh/kid": 0.04, "buffer/fid": 54.0},

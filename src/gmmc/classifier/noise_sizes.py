@@ -40,15 +40,14 @@ def noise_sizes(denoiser: Denoiser, images: Tensor, sigmas: Sequence[float]) -> 
     for i, sigma in enumerate(sigmas):
         level = noise.per_image(sigma, images)
         scales = noise.scales(level, denoiser.sigma_data)
-        sizes.append(_log_size(denoiser.force(scales.into * images, level)))
+        sizes.append(_log_size(denoiser.force(scales.into * images, level).square().flatten(1).mean(1)))
         fixed = torch.randn(images.shape[1:], generator=generator(0, "noise sizes", i)).to(images)
-        x = images + level * fixed
-        errors.append(_log_size(denoiser.force(scales.into * x, level) - noise.target(images, x, scales)))
+        errors.append(_log_size(denoiser.regression(images, images + level * fixed, level).loss))
     return torch.stack([*sizes, *errors], 1)
 
 
-def _log_size(numbers: Tensor) -> Tensor:
-    return numbers.flatten(1).square().mean(1).sqrt().clamp(min=SMALLEST).log()
+def _log_size(mean_square: Tensor) -> Tensor:
+    return mean_square.double().sqrt().clamp(min=SMALLEST).log()
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,9 @@ Generated = Annotated[
     int | None,
     typer.Option(help="generation, validation: fresh chains for FID; default: the recipe's.", min=2),
 ]
+LikelihoodImages = Annotated[
+    int | None, typer.Option(help="likelihood: test images; default: 1000, or all if fewer.", min=2)
+]
 
 
 def evaluate(
@@ -59,8 +62,9 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="NAME",
-            help="accuracy, calibration, ood, latent, samples (default: these), robustness, autoattack, "
-            "generation, validation (no test image is looked at).",
+            help="accuracy, calibration, ood, latent, samples, denoising (default: those that the model "
+            "allows), robustness, autoattack, generation, likelihood, validation (no test image is looked "
+            "at). denoising and likelihood need a model trained by denoising.",
         ),
     ] = None,
     ood: Ood = None,
@@ -72,9 +76,10 @@ def evaluate(
     surrogate: Surrogate = None,
     features: Features = None,
     generated: Generated = None,
+    likelihood_images: LikelihoodImages = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed of the first chain, and of the choice of images to attack.", min=0),
+        typer.Option(help="Seed of the first chain, of noise, and of the choice of images.", min=0),
     ] = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -84,13 +89,14 @@ def evaluate(
 
     With `validation`, on validation images alone. Writes the numbers with their conditions to results.json,
     and pictures, in the run folder; for a shipped model, in a copy of it in runs/NAME. robustness,
-    autoattack, generation and validation may take minutes, longer on a CPU; interrupted, the same command
-    goes on.
+    autoattack, generation, likelihood and validation may take minutes, longer on a CPU; interrupted, the same
+    command goes on.
     """
     from gmmc.evaluations.run import evaluate_run
 
     changes = {"ood": tuple(ood) if ood else None, "samples": samples, "seed": seed, "attacks": attacks}
     changes |= {"attacked": attacked, "surrogate": surrogate, "features": features, "generated": generated}
+    changes |= {"likelihood_images": likelihood_images}
     place, results = shipped.workplace(run), read_results(shipped.newest(run))
     before = outside_sets(results)
     for name, result in evaluate_run(run, names or [], device, threads, **changes):

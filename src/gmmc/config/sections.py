@@ -322,6 +322,7 @@ class EvaluateOptions(EvaluateConfig):
     attacks: Literal["quick", "full"] = "quick"  # see evaluations/robustness.py
     attacked: int = _number(0, at_least=0, at_most=1_000_000)  # test images; 0: the preset's, 256
     surrogate: str = ""  # a run whose adversarial images are tried on this model
+    likelihood_images: int = _number(1000, at_least=2, at_most=1_000_000)  # test images for likelihood
     features: str = "auto"  # of generation and validation: auto, inception, small or a TorchScript file
 
     @classmethod

@@ -28,6 +28,7 @@ OPTION_OF = {
     "surrogate": ("robustness",),
     "features": ("generation", "validation"),
     "generated": ("generation", "validation"),
+    "likelihood_images": ("likelihood",),
 }
 
 
@@ -54,7 +55,9 @@ def evaluate_run(
     for option, takers in OPTION_OF.items():
         if changes.get(option) is not None and not {*takers} & {*(names or choose(model, []))}:
             wanted = " or ".join(f"`gmmc evaluate RUN {name}`" for name in takers)
-            raise InputError(f"--{option} is for {wanted}, got {', '.join(names) or 'no name'}")
+            raise InputError(
+                f"--{option.replace('_', '-')} is for {wanted}, got {', '.join(names) or 'no name'}"
+            )
     given = {key: value for key, value in changes.items() if value is not None}
     cfg = EvaluateOptions.of(recipe_of(model).evaluate, **given)
     if not names and not model.can_sample:

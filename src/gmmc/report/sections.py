@@ -8,6 +8,7 @@ from gmmc.base.tables import MISSING, Cell, Line, Table
 from gmmc.report import figures, pictures, published, speed
 from gmmc.report.compare.section import comparison
 from gmmc.report.conditions import conditions
+from gmmc.report.denoising import denoising, likelihood
 from gmmc.report.generation import basis, generation, metric_cell
 from gmmc.report.ood import out_of_distribution
 from gmmc.report.parts import (
@@ -301,6 +302,20 @@ KNOWN: dict[str, tuple[str, str, Builder]] = {
         "FID and KID: the lower the better. Precision and density: how many samples look real; recall and "
         "coverage: how much of what is real the samples show. A FID means little without its protocol.",
         generation,
+    ),
+    "denoising": (
+        "Denoising",
+        "Noise of each size σ, in units of pixels in [−1, 1], is added to test images. The loss is that of "
+        "training; F = 0 is the best linear denoiser of images with the variance σ_d². A calibrated denoiser "
+        "has the slope 1; below 1 it adds more detail than the image supports. Accuracy is that of the most "
+        "probable class of the noisy image.",
+        denoising,
+    ),
+    "likelihood": (
+        "Likelihood",
+        "−log₂ p(x) of test images per number, by the probability flow: the lower the better. Of 8-bit "
+        "images it bounds the bits of an ideal code by the model; without one these are 8.",
+        likelihood,
     ),
     "validation": (
         "Validation",
