@@ -115,6 +115,8 @@ class TrainConfig(Section):
     ramp: int = _number(0, at_least=0)  # updates over which beta grows from 0; 0: a switch
     clip: float = _number(0.0, at_least=0)  # largest norm of the gradient; 0: no clip
     ema: float = _number(0.0, at_least=0, at_most=0.999999)  # decay of averaged weights; 0: the last weights
+    # Decays of further averages; each becomes a run folder of its own, averages/DECAY. See train/ema.py.
+    averages: tuple[float, ...] = _number((), above=0, at_most=0.999999)
     seed: int = _number(0, at_least=0, at_most=WHOLE_NUMBER)
     # A run or model file whose weights training begins with; "": random ones; auto: those of a shipped model
     # of other classes whose images have the same shape, else random ones.
@@ -139,6 +141,12 @@ class TrainConfig(Section):
     checkpoint_seconds: float = _number(60.0, at_least=0, place=True)
     # FID of the buffer while training: generative epochs from one to the next; 0: never.
     fid_every: int = _number(0, at_least=0, place=True)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if len({self.ema, *self.averages}) <= len(self.averages):
+            rule = f"averages must be decays that differ from each other and from ema={self.ema:g}"
+            raise InputError(f"{rule}, got {shortened(list(self.averages))}")
 
 
 @dataclass(frozen=True)
