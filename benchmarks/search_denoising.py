@@ -48,7 +48,7 @@ from gmmc.config.sections import DataConfig, EvaluateOptions
 from gmmc.data import sources
 from gmmc.data.ood_sets import GENERATED
 from gmmc.data.splits import Dataset
-from gmmc.errors import Diverged, InputError
+from gmmc.errors import Diverged, InputError, Interrupted
 from gmmc.evaluations import validation
 from gmmc.evaluations.detection import bootstrap, detect
 from gmmc.evaluations.generation import draw
@@ -339,4 +339,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Interrupted as stopped:
+        raise SystemExit(str(stopped)) from None

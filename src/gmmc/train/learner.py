@@ -107,7 +107,7 @@ class Learner:
                 norm.eval()
         outcome = self.algorithm.step(self.batches.at(now), now)
         self._share_statistics()
-        for average in ([self.average] if self.average else []) + [*self.averages.values()]:
+        for average in filter(None, [self.average, *self.averages.values()]):
             average.update(self.model, self.step, outcome.accepted)
         self.meter.add(outcome.values)
         self.state = self.state.advanced()
