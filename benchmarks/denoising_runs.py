@@ -64,17 +64,18 @@ def course(run: Path, batch_size: int) -> dict[str, Any]:
 
 def calibration(model: Classifier, images: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
     assert model.denoising is not None
-    clean, gradient = to_signed(images), PlainGradient(model.backbone)
+    clean, gradient = to_signed(images).to(model.device), PlainGradient(model.backbone)
     by_level, sigma_data = {}, model.denoising.sigma_data
     with Progress("denoising", len(LEVELS) * len(clean)) as bar:
         for i, sigma in enumerate(LEVELS):
             level = noise.per_image(sigma, clean)
-            x = clean + level * torch.randn(clean.shape, generator=generator(SEED, "levels", sigma))
+            drawn = torch.randn(clean.shape, generator=generator(SEED, "levels", sigma))
+            x = clean + level * drawn.to(clean.device)
             scales = noise.scales(level, sigma_data)
             target = (clean - scales.skip * x) / scales.out
             given = noise.network_input(scales.into * x, level)
             gamma2 = level.flatten() / sigma_data
-            goal = torch.stack([labels.float(), gamma2, torch.zeros(len(x))], 1)
+            goal = torch.stack([labels.to(gamma2), gamma2, torch.zeros_like(gamma2)], 1)
             forces = []
             for u, g in zip(given.split(AT_ONCE), goal.split(AT_ONCE), strict=True):
                 forces.append(-gradient(model.head.guided_energy, u, g)[:, :-1])

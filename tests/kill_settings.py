@@ -98,7 +98,7 @@ SETTINGS = (
     drawing("npz", "drawn.npz"),
     training("frozen", "model.norm=batch_then_frozen", "train.weights=bf16", "buffer.start=gaussian"),
     training("transfer", recipe="transfer.toml"),
-    training("streamed", "train.memory=0.000001", "train.ema=0.9"),
+    training("streamed", "train.memory=0.000001", "train.ema=0.9", "train.averages=[0.5]"),
     drawing("parquet", "drawn.parquet"),
     training("guard of two", *WILD, processes=2),
     training("transfer of two", "train.ema=0.9", processes=2, recipe="transfer.toml"),

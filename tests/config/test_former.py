@@ -81,6 +81,8 @@ def old_form(cfg: Config) -> str:
     """The config.toml that the version before wrote of a recipe."""
     tree = dataclasses.asdict(cfg)
     transfer = tree.pop("transfer")
+    for section in ("discriminative", "generative", "contrast", "denoising"):
+        del tree[section]["colour"]
     phase = {"optimizer": "adam", "momentum": 0.9, "decay": 0.3, "fill": "reflect"}
     plain = {"shift": 0, "flip": False, "cutout": 0, "noise": 0.0, "weight_decay": 0.0, "warmup": 0}
     plain |= {"schedule": "step", "decay_epochs": [], "epochs": 0, "lr": 1e-4, **phase}

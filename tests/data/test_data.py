@@ -218,6 +218,52 @@ def test_cutout_covers_one_square_with_grey(side):
     assert (covered.float().mean(0) > 0).all()  # anywhere
 
 
+class TestColour:
+    def jittered(self, x, most=0.4):
+        return augment(x, AugmentConfig(colour=most), torch.Generator().manual_seed(0))
+
+    def test_one_colour_only_gets_brighter_or_darker(self):
+        x = torch.full((2000, 3, 4, 4), 0.1)
+        moved = self.jittered(x) - x
+        torch.testing.assert_close(moved, moved[:, :1, :1, :1].expand_as(x))
+        shifts = moved[:, 0, 0, 0].sort().values
+        torch.testing.assert_close(shifts, torch.linspace(-0.4, 0.4, 2000), atol=0.04, rtol=0)
+
+    def test_contrast_and_saturation_are_factors_of_their_own(self):
+        """Of the differences of greys from the mean, and of pixels from their grey; both from 0.6 to 1.4."""
+        x = 0.2 * torch.rand(2000, 3, 4, 4)
+        y = self.jittered(x)
+        greys = [z.mean(1, keepdim=True) for z in (x, y)]
+        factors = []
+        for a, b in (
+            [z - z.mean((1, 2, 3), keepdim=True) for z in greys],
+            [z - grey for z, grey in zip((x, y), greys, strict=True)],
+        ):
+            factor = (a * b).sum((1, 2, 3)) / a.square().sum((1, 2, 3))
+            torch.testing.assert_close(b, factor[:, None, None, None] * a, atol=1e-5, rtol=1e-3)
+            factors.append(factor)
+        contrast, saturation = factors[0], factors[1] / factors[0]
+        for factor in (contrast, saturation):
+            expected = torch.linspace(0.6, 1.4, 2000)
+            torch.testing.assert_close(factor.sort().values, expected, atol=0.04, rtol=0)
+        assert torch.corrcoef(torch.stack([contrast, saturation]))[0, 1].abs() < 0.1
+
+    def test_grey_images_stay_grey(self):
+        """An image of one channel, and the same in three."""
+        x = 2 * torch.rand(100, 1, 6, 6) - 1
+        one, three = self.jittered(x), self.jittered(x.expand(-1, 3, -1, -1))
+        torch.testing.assert_close(three, one.expand(-1, 3, -1, -1), atol=1e-5, rtol=0)
+
+    def test_pixels_stay_in_range(self):
+        y = self.jittered((torch.rand(200, 3, 6, 6) < 0.5).float() * 2 - 1, most=1.0)
+        assert y.min() >= -1
+        assert y.max() <= 1
+
+    def test_a_cut_out_stays_grey(self):
+        y = augment(torch.full((50, 3, 8, 8), 0.7), AugmentConfig(colour=0.5, cutout=3), torch.Generator())
+        assert ((y == 0).all(1).flatten(1).sum(1) >= 4).all()
+
+
 def test_flip_mirrors_half_of_the_images():
     x = torch.rand(400, 3, 8, 8)
     y = augment(x, AugmentConfig(flip=True), torch.Generator().manual_seed(0))

@@ -8,7 +8,7 @@ from torch import nn
 from gmmc.config.sections import ModelConfig
 from gmmc.errors import InputError
 from gmmc.networks.backbones import build_backbone, feature_dim, split_last
-from gmmc.networks.smooth import SPATIAL, GroupNorm, SmoothBlock
+from gmmc.networks.smooth import FINER, SPATIAL, GroupNorm, SmoothBlock, WithSpatial
 
 
 def build(backbone="smooth-10-1", shape=(3, 32, 32), dim=24, norm="none", noise_level=False):
@@ -49,6 +49,48 @@ def test_features_are_pooled_then_spatial():
     torch.testing.assert_close(spatial, spatial[:, :, :1, :1].expand_as(spatial), rtol=1e-3, atol=1e-4)
 
 
+class TestThreeScales:
+    """smooth-DEPTH-WIDTH-scales3."""
+
+    def test_finer_features_follow_those_of_the_last_map(self):
+        network = build("smooth-10-1-scales3")
+        x = torch.randn(2, 3, 32, 32, requires_grad=True)
+        features = network(x)
+        ends = [24 + SPATIAL * 8 * 8, FINER[1] * 16 * 16, FINER[0] * 32 * 32]
+        assert features.shape == (2, sum(ends))
+        assert feature_dim(network) == 24
+        last, second, first = features.split(ends, 1)
+        # One feature sees few pixels of the image where its map is fine, but for the group norm.
+        for part, sides in ((first, 32), (second, 16)):
+            middle = part.unflatten(1, (-1, sides, sides))[0, 0, sides // 2, sides // 2]
+            (seen,) = torch.autograd.grad(middle, x, retain_graph=True)
+            shares = seen[0].square().sum(0)
+            reach = 8 * 32 // sides
+            near = shares[16 - reach : 16 + reach, 16 - reach : 16 + reach]
+            assert near.sum() > 0.95 * shares.sum()
+        assert last.shape[1] == ends[0]
+
+    def test_of_one_scale_it_is_the_same_network(self):
+        """The same random weights give the same first features."""
+        fine, coarse = build("smooth-10-1-scales3"), build("smooth-10-1")
+        theirs = list(coarse.parameters())
+        finer = {id(p) for m in fine.modules() if isinstance(m, WithSpatial) for p in m.spatial.parameters()}
+        ours = [p for p in fine.parameters() if id(p) not in finer]
+        with torch.no_grad():
+            for a, b in zip(ours, theirs, strict=True):
+                a.copy_(b)
+        x = torch.randn(2, 3, 32, 32)
+        expected = coarse(x)
+        torch.testing.assert_close(fine(x)[:, : expected.shape[1]], expected)
+
+    def test_all_features_have_a_gradient_at_the_start(self):
+        network = build("smooth-10-1-scales3")
+        network(torch.randn(2, 3, 32, 32)).square().sum().backward()
+        for part in network.modules():
+            if isinstance(part, WithSpatial):
+                assert all(p.grad.abs().max() > 0 for p in part.spatial.parameters())
+
+
 def test_the_noise_level_is_one_more_channel():
     assert build(noise_level=True)(torch.randn(2, 4, 32, 32)).shape[0] == 2
     mlp = build("smooth-mlp-1-8", shape=(5, 1, 1), noise_level=True)
@@ -68,7 +110,7 @@ def test_features_of_an_image_do_not_depend_on_the_others_of_its_batch():
     torch.testing.assert_close(network(x)[2:3], network(x[2:3]), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("backbone", ["smooth-10-1", "smooth-mlp-2-16"])
+@pytest.mark.parametrize("backbone", ["smooth-10-1", "smooth-10-1-scales3", "smooth-mlp-2-16"])
 def test_its_gradient_is_smooth(backbone):
     """Twice differentiable: the change of the gradient falls with the step."""
     network, x = build(backbone, shape=(1, 8, 8)).double(), torch.randn(1, 1, 8, 8, dtype=torch.float64)

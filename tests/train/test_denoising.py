@@ -114,6 +114,43 @@ class TestGradient:
         assert moved.mean((1, 2, 3)).tolist() == pytest.approx([1.0, 1.5, 1.5, 0.0])
 
 
+@pytest.mark.parametrize("section", ["generative", "denoising"])
+def test_rows_of_numbers_have_no_colour(tmp_path, section):
+    data = rows(torch.zeros(24, 2), torch.arange(24) % 2, ["a", "b"])
+    with pytest.raises(InputError, match=rf"{section}\.colour"):
+        train(config(**{section: {"colour": 0.2}}), tmp_path / "run", data)
+    assert not (tmp_path / "run").exists()
+
+
+class TestLabelSmoothing:
+    def terms(self, share):
+        learner = make_learner(config(denoising={"label_smoothing": share}), tiny_data())
+        batch = learner.batches.at(learner.moment(0))
+        x, y = learner.algorithm.class_images(batch, 0)
+        loss, record = learner.algorithm.loss(
+            learner.model.backbone, x, y, None, None, None, torch.tensor(1.0)
+        )
+        logits = learner.model.head.logits_at(learner.model.backbone(x), learner.model.density_gamma2)
+        return loss, record.class_loss, logits.log_softmax(1), y, learner
+
+    def test_a_share_of_each_label_is_spread_over_all_classes(self):
+        for share in (0.0, 0.3, 1.0):
+            loss, class_loss, log_p, y, learner = self.terms(share)
+            own = -log_p.gather(1, y[:, None]).mean()
+            expected = (1 - share) * own - share * log_p.mean()
+            torch.testing.assert_close(class_loss, expected.detach())
+            torch.testing.assert_close(loss, learner.cfg.denoising.class_weight * expected)
+
+    def test_labels_of_noisy_images_stay_sharp(self):
+        def loss(share):
+            learner = make_learner(config(denoising={"label_smoothing": share}), tiny_data())
+            features = torch.randn(8, learner.model.dim, generator=torch.Generator().manual_seed(0))
+            goal = torch.tensor([[0.0, 0.5, 0.0], [1.0, 0.5, 0.0], [2.0, 2.0, 0.0], [0.0, 1.0, -1.0]])
+            return learner.algorithm.loss.noisy_class_loss(features, goal)
+
+        assert torch.equal(loss(0.0), loss(0.5))
+
+
 class TestNoise:
     def test_noisy_images_and_targets_make_the_clean_image(self):
         """c_skip·x + c_out·t = x₀, where x = u/c_in."""
@@ -484,8 +521,8 @@ def test_two_processes_make_the_training_of_one(tmp_path):
     cfg = config(
         train={"batch_size": 128, "algorithm": "denoising"},
         model={"dim": 16},
-        denoising={"class_images": 32},
-        generative={"epochs": 8, "lr": 1e-5},
+        denoising={"class_images": 32, "label_smoothing": 0.1, "colour": 0.1},
+        generative={"epochs": 8, "lr": 1e-5, "colour": 0.3},
         guard={"spike": 1.02, "skipped": 1.0},  # many updates are skipped, alike in all processes
     )
     recipe.write_text(recipes.to_toml(cfg))

@@ -106,6 +106,27 @@ class TestRandomness:
         assert all_differ([next(batches(learner, 1))[1] for learner in learners])
 
 
+class TestWeightDecay:
+    def course(self, decoupled, weight_decay):
+        phase = {"epochs": 1, "weight_decay": weight_decay, "lr": 0.01}
+        cfg = tiny_config(train={"decoupled_decay": decoupled, "beta": 0.0}, discriminative=phase)
+        learner = make_learner(cfg, tiny_data())
+        before = [parameter.detach().clone() for parameter in learner.model.parameters()]
+        learner.update()
+        return before, list(learner.model.parameters())
+
+    def test_decoupled_decay_shrinks_the_weights_beside_the_step(self):
+        """θ ← θ − lr·λ·θ − step (AdamW); without it λ·θ is part of the gradient, whose size Adam forgets."""
+        before, without = self.course(decoupled=True, weight_decay=0.0)
+        _, decayed = self.course(decoupled=True, weight_decay=0.5)
+        for start, a, b in zip(before, without, decayed, strict=True):
+            torch.testing.assert_close(b, a - 0.01 * 0.5 * start, rtol=1e-4, atol=1e-6)
+        _, coupled = self.course(decoupled=False, weight_decay=0.5)
+        _, plain = self.course(decoupled=False, weight_decay=0.0)
+        assert all(torch.equal(a, b) for a, b in zip(plain, without, strict=True))
+        assert not any(torch.allclose(a, b, atol=1e-4) for a, b in zip(coupled, decayed, strict=True))
+
+
 class TestContrast:
     def test_fewer_contrast_images_are_the_first_of_the_batch_with_their_labels(self, data):
         cfg = tiny_config(

@@ -113,8 +113,12 @@ class TrainConfig(Section):
     batch_size: int = _number(64, at_least=1, at_most=1_000_000)  # of all processes together
     beta: float = _number(0.5, at_least=0, at_most=100)  # weight of sampled energies, generative phase
     ramp: int = _number(0, at_least=0)  # updates over which beta grows from 0; 0: a switch
+    # Whether weight_decay of a phase shrinks the weights themselves (AdamW); else it is added to gradients.
+    decoupled_decay: bool = False
     clip: float = _number(0.0, at_least=0)  # largest norm of the gradient; 0: no clip
     ema: float = _number(0.0, at_least=0, at_most=0.999999)  # decay of averaged weights; 0: the last weights
+    # Decays of further averages; each becomes a run folder of its own, averages/DECAY. See train/ema.py.
+    averages: tuple[float, ...] = _number((), above=0, at_most=0.999999)
     seed: int = _number(0, at_least=0, at_most=WHOLE_NUMBER)
     # A run or model file whose weights training begins with; "": random ones; auto: those of a shipped model
     # of other classes whose images have the same shape, else random ones.
@@ -140,6 +144,12 @@ class TrainConfig(Section):
     # FID of the buffer while training: generative epochs from one to the next; 0: never.
     fid_every: int = _number(0, at_least=0, place=True)
 
+    def __post_init__(self):
+        super().__post_init__()
+        if len({self.ema, *self.averages}) <= len(self.averages):
+            rule = f"averages must be decays that differ from each other and from ema={self.ema:g}"
+            raise InputError(f"{rule}, got {shortened(list(self.averages))}")
+
 
 @dataclass(frozen=True)
 class AugmentConfig(Section):
@@ -147,6 +157,8 @@ class AugmentConfig(Section):
 
     shift: int = _number(0, at_least=0)  # pixels, both directions: pad by reflection and crop
     flip: bool = False
+    # Most by which brightness, contrast and saturation change, as a share; see data/augment.py.
+    colour: float = _number(0.0, at_least=0, at_most=1)
     cutout: int = _number(0, at_least=0)  # side of a grey square in front of the image, in pixels
     noise: float = _number(0.0, at_least=0, at_most=100)  # std of Gaussian pixel noise, in units of [−1, 1]
 
@@ -218,6 +230,7 @@ class DenoisingConfig(AugmentConfig):
     # σ of predictions; class images are as noisy as that at most.
     class_sigma: float = _number(0.05, at_least=1e-3, at_most=100)
     class_weight: float = _number(0.05, at_least=0, at_most=1000)  # of their cross-entropy
+    label_smoothing: float = _number(0.0, at_least=0, at_most=1)  # share of a label spread over all classes
     class_images: int = _number(0, at_least=0)  # of the batch, evenly spaced; 0: all
     noisy_class_weight: float = _number(0.02, at_least=0, at_most=1000)  # of that on noisy images at every σ
 

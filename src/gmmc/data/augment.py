@@ -13,6 +13,8 @@ def augment(x: Tensor, cfg: AugmentConfig, generator: torch.Generator) -> Tensor
     if cfg.flip:
         mirrored = torch.rand(len(x), generator=generator, device=x.device) < 0.5
         x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+    if cfg.colour:
+        x = jitter_colour(x, cfg.colour, generator)
     if cfg.cutout:
         x = cut_out(x, cfg.cutout, generator)
     if cfg.noise:
@@ -34,6 +36,21 @@ def random_shift(x: Tensor, most: int, generator: torch.Generator) -> Tensor:
         .permute(0, 3, 1, 2)
         .contiguous()
     )
+
+
+def jitter_colour(x: Tensor, most: float, generator: torch.Generator) -> Tensor:
+    """Each image in other light: brightness, contrast and saturation, in this order (DiffAugment).
+
+    With a, b, c ~ U(−most, most): a is added to all pixels, differences from the image's mean grow by the
+    factor 1 + b, and those from each pixel's grey by 1 + c. An image of one channel is grey already.
+    """
+    drawn = torch.rand(3, len(x), 1, 1, 1, generator=generator, device=x.device)
+    brightness, contrast, saturation = most * (2 * drawn - 1)
+    x = x + brightness
+    mean = x.mean((1, 2, 3), keepdim=True)
+    x = mean + (1 + contrast) * (x - mean)
+    grey = x.mean(1, keepdim=True)
+    return (grey + (1 + saturation) * (x - grey)).clamp(-1, 1)
 
 
 def cut_out(x: Tensor, side: int, generator: torch.Generator) -> Tensor:

@@ -1,5 +1,6 @@
 """Feature extractors φ: images in [−1, 1] → (B, d). By default without any normalisation (Appendix B)."""
 
+import functools
 import math
 import re
 from collections import OrderedDict
@@ -79,12 +80,12 @@ def wide_resnet(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts)
     return nn.Sequential(*layers)
 
 
-def smooth(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts) -> nn.Sequential:
+def smooth(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts, scales: int = 1) -> nn.Sequential:
     """A wide ResNet with smooth input gradients, see networks/smooth.py. dim=0 means 64·width."""
     _check_sizes(depth, width)
     if parts.batch_norm:
         raise InputError("model.norm must be none with a smooth network, which has its own normalisation")
-    return smooth_resnet(depth, width, channels=_channels(shape, parts), dim=dim)
+    return smooth_resnet(depth, width, channels=_channels(shape, parts), dim=dim, scales=scales)
 
 
 def small_cnn(*, shape: Shape, dim: int, parts: Parts) -> nn.Sequential:
@@ -135,6 +136,7 @@ BACKBONES: dict[str, tuple[Callable[..., nn.Sequential], Callable[[], nn.Module]
     r"wrn-(\d+)-([1-9]\d*)": (wide_resnet, leaky_relu),
     r"mlp-([1-9]\d*)-([1-9]\d*)": (mlp, leaky_relu),
     r"smooth-(\d+)-([1-9]\d*)": (smooth, nn.SiLU),
+    r"smooth-(\d+)-([1-9]\d*)-scales3": (functools.partial(smooth, scales=3), nn.SiLU),
     r"smooth-mlp-([1-9]\d*)-([1-9]\d*)": (mlp, nn.SiLU),
 }
 
@@ -151,8 +153,8 @@ def build_backbone(cfg: ModelConfig, shape: Shape, *, noise_level: bool = False)
             return network.to(memory_format=LAYOUT)
     raise InputError(
         "model.backbone must be 'small_cnn', 'wrn-DEPTH-WIDTH' (wrn-28-10), 'mlp-DEPTH-WIDTH' (mlp-2-64), "
-        "'smooth-DEPTH-WIDTH' (smooth-28-4) or 'smooth-mlp-DEPTH-WIDTH' (smooth-mlp-3-128), "
-        f"got {shortened(cfg.backbone)}"
+        "'smooth-DEPTH-WIDTH' (smooth-28-4), 'smooth-DEPTH-WIDTH-scales3' or 'smooth-mlp-DEPTH-WIDTH' "
+        f"(smooth-mlp-3-128), got {shortened(cfg.backbone)}"
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gmmc.base.precision import full_precision
 
 SPATIAL = 16  # features per place of the last map
+FINER = (4, 8)  # features per place of the first and the second stage's map, where these are used too
 EPSILON = 1e-5
 
 
@@ -70,12 +71,38 @@ class Coordinates(nn.Module):
         return torch.cat([self.pooled(x.mean((2, 3))), self.spatial(x).flatten(1)], 1)
 
 
-def smooth_resnet(depth: int, width: int, *, channels: int, dim: int) -> nn.Sequential:
-    """(B, channels, H, W) → (B, dim + 16·H/4·W/4) by (depth − 4)/2 blocks; dim = 0 means 64·width."""
+class WithSpatial(nn.Module):
+    """Features of the later layers, then spatial ones of the map that these are given."""
+
+    def __init__(self, width: int, count: int, later: nn.Module):
+        super().__init__()
+        self.spatial = nn.Sequential(GroupNorm(width), nn.SiLU(), nn.Conv2d(width, count, 1))
+        self.later = later  # last: its last outputs are the head's
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.later(x), self.spatial(x).flatten(1)], 1)
+
+
+def smooth_resnet(depth: int, width: int, *, channels: int, dim: int, scales: int = 1) -> nn.Sequential:
+    """(B, channels, H, W) → (B, dim + 16·H/4·W/4) by (depth − 4)/2 blocks; dim = 0 means 64·width.
+
+    With three scales, 8 features per place of the second stage's map follow, and 4 of the first stage's.
+    """
     width_in = 16 * width
-    layers: list[nn.Module] = [nn.Conv2d(channels, width_in, 3, padding=1)]
+    stem, stages = nn.Conv2d(channels, width_in, 3, padding=1), []
     for stage, width_out in enumerate((16 * width, 32 * width, 64 * width)):
+        blocks: list[nn.Module] = []
         for i in range((depth - 4) // 6):
-            layers.append(SmoothBlock(width_in, width_out, pool=i == 0 and stage > 0))
+            blocks.append(SmoothBlock(width_in, width_out, pool=i == 0 and stage > 0))
             width_in = width_out
-    return nn.Sequential(*layers, GroupNorm(width_in), nn.SiLU(), Coordinates(width_in, dim))
+        stages.append(blocks)
+    first, second, third = stages
+    layers: list[nn.Module] = [*third, GroupNorm(width_in), nn.SiLU(), Coordinates(width_in, dim)]
+    layers = [*second, *_from_here(32 * width, FINER[1], layers, scales)]
+    layers = [*first, *_from_here(16 * width, FINER[0], layers, scales)]
+    return nn.Sequential(stem, *layers)
+
+
+def _from_here(width: int, count: int, later: list[nn.Module], scales: int) -> list[nn.Module]:
+    """The later layers, with spatial features of the map before them where all scales have some."""
+    return later if scales == 1 else [WithSpatial(width, count, nn.Sequential(*later))]

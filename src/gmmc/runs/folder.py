@@ -16,11 +16,12 @@ from typing import Any
 from gmmc.base.atomic import leftovers, naming, write_atomic
 from gmmc.base.inputs import open_lock
 from gmmc.base.outputs import check_within, remove_parts
+from gmmc.classifier.build import recipe_of
 from gmmc.classifier.model import Classifier
 from gmmc.config import recipes
 from gmmc.config.schema import Config
 from gmmc.errors import InputError
-from gmmc.runs.layout import CONFIG, LAST_GOOD, LOCK, METRICS, MODEL, RESUME
+from gmmc.runs.layout import AVERAGES, CONFIG, LAST_GOOD, LOCK, METRICS, MODEL, RESUME
 from gmmc.runs.metrics import read_metrics
 from gmmc.runs.model_file import save_model
 from gmmc.runs.results import change_results, read_results, write_results
@@ -39,7 +40,7 @@ class RunFolder(ResumeStates):
             self._check_same(cfg)
         else:
             self._check_free()
-        for place in (RESUME, METRICS):
+        for place in (RESUME, METRICS, AVERAGES):
             check_within(self.path / place, self.path, "--out")
         try:
             (self.path / RESUME).mkdir(parents=True, exist_ok=True)
@@ -129,6 +130,13 @@ class RunFolder(ResumeStates):
         return len(lines)
 
     # a finished model
+
+    def save_average(self, decay: float, model: Classifier) -> None:
+        """Write a further average of the weights as a run folder of its own, without metrics."""
+        average = RunFolder(self.path / AVERAGES / str(decay))
+        check_within(average.path, self.path, "--out")
+        average._write_config(recipes.to_toml(recipe_of(model)).encode())
+        save_model(average.path / MODEL, model)
 
     def replace_model(self, model: Classifier) -> None:
         """Store a model whose thresholds were fitted again, and flag what the former ones accepted."""

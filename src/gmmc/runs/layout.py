@@ -9,6 +9,7 @@ CONFIG, METRICS, RESULTS, REPORT = "config.toml", "metrics.jsonl", "results.json
 MODEL = "model.safetensors"
 DESCRIPTION = "config.json"  # of a model in the layout of the Hugging Face Hub
 LAST_GOOD = "last-good.safetensors"  # the model of a training that the guard gave up
+AVERAGES = "averages"  # a run folder for each further average of the weights, named by its decay
 RESUME = "resume"  # the folder of resume states
 CARD = "card.toml"  # what a model is for, in the words of who made it; a run need not have one
 LOCK = ".lock"  # held by the process that trains

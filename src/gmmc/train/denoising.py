@@ -91,7 +91,7 @@ class Loss:
         features = network(torch.cat(parts).contiguous(memory_format=LAYOUT))
         class_features, *noisy = features.split([len(part) for part in parts])
         logits = self.head.logits_at(class_features, self.gamma2)
-        class_loss = F.cross_entropy(logits, y)
+        class_loss = F.cross_entropy(logits, y, label_smoothing=self.cfg.label_smoothing)
         loss = self.cfg.class_weight * class_loss
         if goal is not None:
             lower_features, higher_features = noisy

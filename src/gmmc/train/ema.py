@@ -1,6 +1,7 @@
 """Averaged weights: smoother than the last ones, and better to evaluate and to sample from."""
 
 import copy
+import dataclasses
 
 import torch
 from torch import Tensor
@@ -36,3 +37,18 @@ class Average:
         for mine, current in zip(batch_norms(self.model), batch_norms(model), strict=True):
             for statistic, now in zip(mine.buffers(), current.buffers(), strict=True):
                 statistic.copy_(now)
+
+
+def further_averages(model: Classifier, decays: tuple[float, ...]) -> dict[float, Average]:
+    """Averages of other decays in the same training.
+
+    The recipe of each has that decay as its `train.ema`: a training by it ends with the same weights.
+    """
+    averages = {decay: Average(model, decay) for decay in decays}
+    for decay, average in averages.items():
+        cfg = model.cfg
+        assert cfg is not None
+        average.model.cfg = dataclasses.replace(
+            cfg, train=dataclasses.replace(cfg.train, ema=decay, averages=())
+        )
+    return averages

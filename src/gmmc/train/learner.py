@@ -27,7 +27,7 @@ from gmmc.train.algorithm import Algorithm, Setup
 from gmmc.train.batches import Batches
 from gmmc.train.contrastive import Contrastive
 from gmmc.train.denoising import Denoising
-from gmmc.train.ema import Average
+from gmmc.train.ema import Average, further_averages
 from gmmc.train.memory import Room
 from gmmc.train.meter import Meter
 from gmmc.train.process import Process
@@ -62,6 +62,7 @@ class Learner:
         self.model = self._new_model(start)
         self.batches = Batches(data.train, self.model, self.process, self.plan, self.room, self.batch_size)
         self.average = Average(self.model, cfg.train.ema) if cfg.train.ema else None
+        self.averages = further_averages(self.model, cfg.train.averages)
         updates = self.plan.total - self.plan.frozen
         engine = self.process.choose_engine(updates, COMPILE_FROM_UPDATES)
         self.updater = Updater(self.model, cfg, self.process, engine)
@@ -106,8 +107,8 @@ class Learner:
                 norm.eval()
         outcome = self.algorithm.step(self.batches.at(now), now)
         self._share_statistics()
-        if self.average:
-            self.average.update(self.model, self.step, outcome.accepted)
+        for average in filter(None, [self.average, *self.averages.values()]):
+            average.update(self.model, self.step, outcome.accepted)
         self.meter.add(outcome.values)
         self.state = self.state.advanced()
 
@@ -192,7 +193,14 @@ class Learner:
         `on_progress` is called with the number of images done, of all training images and
         `model.looks` times the validation images.
         """
-        model = self.best_model.eval()
+        return self._finished(self.best_model, on_progress)
+
+    def finish_average(self, decay: float, on_progress: Callable[[int], object]) -> Classifier:
+        """Return the model of a further average, as `finish` does."""
+        return self._finished(self.averages[decay].model, on_progress)
+
+    def _finished(self, model: Classifier, on_progress: Callable[[int], object]) -> Classifier:
+        model.eval()
         model.load_state_dict(model_file.stored_weights(model))  # all that follows is of these
         if model.head.has_means and model.denoising is None:  # whose γ² is known
             model.head.gamma2.fill_(self.estimate_gamma2(model, on_progress))
@@ -200,7 +208,7 @@ class Learner:
         model.trained = {
             "updates": self.step,
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "weights": "average" if self.average else "last",
+            "weights": "last" if model is self.model else "average",
             "rollbacks": self.state.rollbacks,
             "processes": self.process.count,
             "precision": self.process.precision,
@@ -246,6 +254,9 @@ class Learner:
         if self.average:
             average = self.average.model.state_dict()
             tensors |= {f"average.{name}": tensor for name, tensor in average.items()}
+        for decay, further in self.averages.items():
+            state = further.model.state_dict()
+            tensors |= {f"averages.{decay}.{name}": tensor for name, tensor in state.items()}
         tensors |= {f"optimizer.{name}": slot for name, slot in self.updater.slots().items()}
         # Only between two lines are the sums not zero, and only a single process is interrupted there.
         tensors["meter.sums"] = self.meter.totals()
@@ -279,6 +290,8 @@ class Learner:
         self.batches.forget_trunk()
         if self.average:
             self.average.model.load_state_dict(snapshot.part("average"))
+        for decay, further in self.averages.items():
+            further.model.load_state_dict(snapshot.part(f"averages.{decay}"))
         self.updater.restore(snapshot.part("optimizer"))
         self.algorithm.load_state(snapshot.shard, info)
         self.meter.restore(snapshot.tensors["meter.sums"])

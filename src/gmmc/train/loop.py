@@ -113,12 +113,23 @@ def train(
             if note:
                 bar.say(note)
             Loop(learner, folder, bar, stop, watch, listeners).run(state)
-        work = len(data.train) + learner.model.looks * len(data.valid) + 1  # the last one: storing the model
-        with Progress("calibrating", work, silent=silent or not is_leader()) as bar:
-            model = learner.finish(bar.update)
-            if is_leader():
-                model_file.save_model(folder.path / layout.MODEL, model)
+        model = finish(learner, folder, silent=silent)
         fabric.barrier()
+    return model
+
+
+def finish(learner: Learner, folder: RunFolder, *, silent: bool) -> Classifier:
+    """Calibrate and store all averages of the weights; the model of the run comes last and marks the end."""
+    data, silent = learner.data, silent or not is_leader()
+    work = len(data.train) + learner.model.looks * len(data.valid) + 1  # the last one: storing the model
+    averages = [*learner.averages] if is_leader() else []
+    with Progress("calibrating", work * (len(averages) + 1), silent=silent) as bar:
+        for i, decay in enumerate(averages):
+            average = learner.finish_average(decay, lambda done, i=i: bar.update(i * work + done))
+            folder.save_average(decay, average)
+        model = learner.finish(lambda done: bar.update(len(averages) * work + done))
+        if is_leader():
+            model_file.save_model(folder.path / layout.MODEL, model)
     return model
 
 

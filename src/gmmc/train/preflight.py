@@ -10,6 +10,7 @@ from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
 from gmmc.networks.backbones import split_last
 from gmmc.networks.heads import HEADS
+from gmmc.pixels import is_vector
 from gmmc.sampling.engine import choose
 from gmmc.train.learner import ALGORITHMS
 
@@ -30,6 +31,9 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
             if pixels >= smallest_side:
                 rule = f"must be less than the image size {smallest_side}"
                 raise InputError(f"{name}.{key} {rule}, got {pixels}")
+        colour = getattr(cfg, name).colour
+        if colour and is_vector(data.shape):
+            raise InputError(f"{name}.colour must be 0 with rows of numbers, got {colour:g}")
     batch_size = min(cfg.train.batch_size, len(data.train))
     if processes > batch_size:
         rule = f"must be at most the {batch_size} images of a batch"

@@ -24,7 +24,8 @@ def write_model_so_far(run: str | Path, out: str | Path, data: Dataset | None = 
 
     The model has the averaged weights, if the recipe averages them, and is calibrated as at the end of a
     training. `gmmc evaluate OUT` and all other commands take it; `run` stays as it is, and may be in use.
-    A training on several devices is looked at on one. `data`: of a training that was given them in memory.
+    A training on several devices is looked at on one. Further averages (`train.averages`) are left out.
+    `data`: of a training that was given them in memory.
     """
     folder, out = RunFolder(run, read_only=True), Path(out)
     if out.exists():

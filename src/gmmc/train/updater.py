@@ -32,7 +32,8 @@ class Updater:
     def __init__(self, model: Classifier, cfg: Config, process: Process, engine: Engine):
         self.model, self.cfg, self.process, self.engine = model, cfg, process, engine
         self.parameters = list(model.parameters())
-        self.optimizer = torch.optim.Adam(self.parameters, fused=model.device.type in FUSED_ON)
+        kind = torch.optim.AdamW if cfg.train.decoupled_decay else torch.optim.Adam
+        self.optimizer = kind(self.parameters, fused=model.device.type in FUSED_ON)
         self._captured: tuple[Hashable, Captured] | None = None  # of the present kind of batch
 
     def restore(self, slots: dict[str, Tensor]) -> None:

@@ -1,0 +1,95 @@
+"""How the runs of search_denoising.py are compared. Written before any run.
+
+1. A candidate is an average of the weights of a run. The reference is `base` at its own decay, .9995. A
+   candidate is admissible if its validation accuracy is at most .3 points below that of the reference, and
+   its AUROC of log p(x) against cut-out images at most .05 below.
+2. The admissible candidate with the lowest FID leads. Candidates tie with it whose FID is higher by at most
+   the larger of 1, the half-width of its own 95% interval, and |FID(base) − FID(base-seed-1)| where that run
+   was made. The interval is 1.96 standard deviations over ten bootstrap draws of the generated images.
+3. Of these the highest accuracy wins; within .3 points of it the fewest parameters; then the first in the
+   tables RUNS and `averages`, where what there is now comes first.
+
+The rule is applied to the candidates of each of QUESTIONS. What changes with the winner is decided by it; one
+seed of four minutes decides between large effects only.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+RULE = " ".join(str(__doc__).split())
+REFERENCE, OTHER_SEED = "base", "base-seed-1"
+ACCURACY, CUTOUT, FID = 0.003, 0.05, 1.0  # a share of the images, an AUROC, a FID
+SLACK = 1e-9  # a difference of exactly a bound is within it
+QUESTIONS = {
+    "Which decay of the averaged weights?": ("base",),
+    "Is the class term regularised more, and how?": ("base", "colour", "decay-smoothing"),
+    "Width 4 or 6 at equal time?": ("base", "width-6"),
+    "Spatial features at one scale or three?": ("base", "scales-3"),
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An average of the weights of a run."""
+
+    run: str
+    decay: str
+    fid: float
+    half_width: float  # of the 95% interval of its FID
+    accuracy: float
+    cutout: float  # AUROC of log p(x)
+    parameters: int
+
+
+def candidates_of(entries: dict[str, Any], runs: Iterable[str]) -> list[Candidate]:
+    return [
+        Candidate(
+            name,
+            decay,
+            found["values"]["fresh/fid"],
+            (found["intervals"]["fresh/fid"][1] - found["intervals"]["fresh/fid"][0]) / 2,
+            found["values"]["top1"],
+            found["cutout"]["log_density"],
+            entries[name]["parameters"],
+        )
+        for name in runs
+        for decay, found in entries[name]["averages"].items()
+    ]
+
+
+def is_admissible(candidate: Candidate, reference: Candidate) -> bool:
+    accurate = candidate.accuracy >= reference.accuracy - ACCURACY - SLACK
+    return accurate and candidate.cutout >= reference.cutout - CUTOUT - SLACK
+
+
+def choose(candidates: Sequence[Candidate], reference: Candidate, between_seeds: float = 0.0) -> Candidate:
+    """The candidate that the rule chooses; `between_seeds`: distance in FID of two seeds."""
+    allowed = [c for c in candidates if is_admissible(c, reference) and math.isfinite(c.fid)]
+    leader = min(allowed, key=lambda c: c.fid)
+    tie = max(FID, leader.half_width, between_seeds)
+    tied = [c for c in allowed if c.fid <= leader.fid + tie + SLACK]
+    best = max(c.accuracy for c in tied)
+    accurate = [c for c in tied if c.accuracy >= best - ACCURACY - SLACK]
+    return min(accurate, key=lambda c: c.parameters)  # the first of equals
+
+
+def decisions(entries: dict[str, Any]) -> dict[str, Any]:
+    """The answer to each question whose runs are all there."""
+    measured = candidates_of(entries, [REFERENCE] if REFERENCE in entries else [])
+    if not measured:  # or it diverged
+        return {}
+    reference = measured[0]
+    seeds = candidates_of(entries, [OTHER_SEED])[:1] if OTHER_SEED in entries else []
+    between = max((abs(other.fid - reference.fid) for other in seeds), default=0.0)
+    found = {}
+    for question, runs in QUESTIONS.items():
+        if all(name in entries for name in runs):
+            candidates = candidates_of(entries, runs)
+            found[question] = {
+                "chosen": asdict(choose(candidates, reference, between)),
+                "refused": [f"{c.run} {c.decay}" for c in candidates if not is_admissible(c, reference)],
+                "between_seeds": between,
+            }
+    return found
