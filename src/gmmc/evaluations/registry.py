@@ -10,6 +10,7 @@ from torch import nn
 
 from gmmc.base.text import shortened, suggestion
 from gmmc.classifier.model import Classifier
+from gmmc.classifier.predictor import NoiseLevel
 from gmmc.errors import InputError
 from gmmc.evaluations import (
     accuracy,
@@ -48,6 +49,8 @@ def choose(model: nn.Module, names: Iterable[str]) -> list[str]:
         if name not in EVALUATIONS:
             raise InputError(f"unknown evaluation {shortened(name)}; {suggestion(name, EVALUATIONS)}")
         if name in NEED_SAMPLES:
+            if isinstance(model, NoiseLevel):
+                raise InputError(f"sigma must be left out for {name!r}: chains go through all noise levels")
             if not isinstance(model, Classifier):
                 got = type(model).__name__
                 raise InputError(f"evaluation {name!r} needs a model that can sample, got {got}")
