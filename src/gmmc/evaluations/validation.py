@@ -21,8 +21,6 @@ from gmmc.errors import InputError
 from gmmc.evaluations.accuracy import logits_of
 from gmmc.evaluations.buffer_images import Buffer
 from gmmc.evaluations.generation import (
-    KID_PROTOCOL,
-    SELECTION,
     Images,
     Scores,
     add_distances,
@@ -31,6 +29,10 @@ from gmmc.evaluations.generation import (
     draw,
     find_buffer,
     labels_of,
+)
+from gmmc.evaluations.generation_conditions import (
+    KID_PROTOCOL,
+    SELECTION,
     reference_of,
     told_of_chains,
     told_of_features,

@@ -25,8 +25,15 @@ CAPTIONS = {
         "Samples farthest from their class mean",
         "chosen: the most energy of each class",
     ),
-    "samples/film.png": ("From noise to image", "a chain per row, its number of steps above"),
+    "samples/film.png": (
+        "From noise to image",
+        "a chain per row; above its number of steps, or the noise level σ of an estimate of the image",
+    ),
     "generation/fresh.png": ("Fresh samples", "the first seeds, classes in turn, none left out"),
+    "generation/by_steps.png": (
+        "Fresh samples by number of steps",
+        "a row per number of steps, a seed per column, classes in turn, none left out",
+    ),
     "generation/nearest.png": (
         "Nearest training images",
         "first a sample, then the training images nearest to it in feature space",
