@@ -108,7 +108,7 @@ def test_loading_a_model_imports_no_training_data_or_evaluation(run):
     modules = ours(loaded("import gmmc; gmmc.load(sys.argv[1])", run))
     parts = {name.split(".")[1] for name in modules if "." in name}
     assert not parts & {"cli", "data", "evaluations", "fid", "generate", "report", "train"}
-    assert len(modules) <= 45, sorted(modules)
+    assert len(modules) <= 50, sorted(modules)
 
 
 def test_predicting_imports_what_it_needs(run, tmp_path):
@@ -117,7 +117,7 @@ def test_predicting_imports_what_it_needs(run, tmp_path):
     parts = {name.split(".")[1] for name in ours(modules) if "." in name}
     assert not parts & {"bench", "evaluations", "fid", "generate", "report", "train"}
     assert not {"gmmc.data.parquet", "gmmc.data.sources", "sklearn", "pyarrow"} & modules
-    assert len(ours(modules)) <= 61, sorted(ours(modules))
+    assert len(ours(modules)) <= 64, sorted(ours(modules))
     assert not {"torch._dynamo", "sympy"} & (modules - loaded("import torch"))  # they take a second
 
 

@@ -29,6 +29,11 @@ def scales(sigma: Tensor, sigma_data: float) -> Scales:
     return Scales(sigma_data**2 / total, sigma * sigma_data / total.sqrt(), total.rsqrt())
 
 
+def target(clean: Tensor, noisy: Tensor, scales: Scales) -> Tensor:
+    """t = (x₀ − c_skip·x)/c_out, which F is fitted to."""
+    return (clean - scales.skip * noisy) / scales.out
+
+
 def network_input(u: Tensor, sigma: Tensor) -> Tensor:
     """u and, as one more channel, ln(σ)/4. A few numbers do not reveal their noise level."""
     level = (sigma.log() / 4).expand(u.shape[0], 1, *u.shape[2:])  # not len: ONNX would fix it

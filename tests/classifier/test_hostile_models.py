@@ -309,7 +309,6 @@ CHANGES = {
     "another shape": (WEIGHT, lambda tensor: tensor[:1]),
     "a score that is not a number": ("reference.log_density", first_is(float("nan"))),
     "scores in another order": ("reference.log_density", lambda tensor: tensor.flip(0)),
-    "fewer scores": ("reference.log_density", lambda tensor: tensor[:3]),
     "no scores": ("reference.log_density", lambda tensor: tensor[:0]),
     "a table of scores": ("reference.log_density", lambda tensor: tensor[None]),
     "a fitted temperature of zero": ("reference.gamma2", torch.zeros_like),

@@ -7,7 +7,11 @@ SCORES = {
     "neighbours": "−distance to training features",
     "max_posterior": "max p(y|x)",
     "gradient_norm": "−‖∂ log p(x)/∂x‖",
+    "force_size": "log density of ‖F‖ at several σ",
+    "denoising_error": "log density of the denoising error at several σ",
+    "combined": "combined p-values",
 }
+NOISE_SCORES = ("force_size", "denoising_error")  # those that need a model trained by denoising
 # In a sentence, without the sign that makes a large score a familiar image.
 SCORE_QUANTITIES = {
     "log_density": "log p(x)",
@@ -16,6 +20,9 @@ SCORE_QUANTITIES = {
     "neighbours": "the distance to training features",
     "max_posterior": "max p(y|x)",
     "gradient_norm": "the gradient norm",
+    "force_size": "the density of ‖F‖",
+    "denoising_error": "the density of the denoising error",
+    "combined": "the combined p-values",
 }
 # Headings of narrow columns, in ASCII; `max_posterior` is thresholded by its log odds.
 SHORT_SCORES = {
@@ -25,6 +32,9 @@ SHORT_SCORES = {
     "neighbours": "-distance",
     "max_posterior": "log odds",
     "gradient_norm": "-gradient norm",
+    "force_size": "density of |F|",
+    "denoising_error": "density of error",
+    "combined": "combined log p",
 }
 
 TEMPERATURES = {

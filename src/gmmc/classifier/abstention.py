@@ -1,18 +1,27 @@
-"""When a model abstains: thresholds from scores of validation images, and distances to training features."""
+"""When a model abstains: thresholds and p-values from scores of validation images; training features."""
 
+import math
 import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from gmmc.base.names import NOISE_SCORES
 from gmmc.base.text import shortened
+from gmmc.classifier.noise_sizes import Gaussian
 from gmmc.classifier.scores import SCORES
 from gmmc.errors import InputError
 
 KEPT = 10_000  # scores of a larger validation set are thinned to as many quantiles
 NEIGHBOURS = 10  # k, the neighbour whose distance counts
 NEIGHBOURS_KEPT = 1_000  # training features stored in a model, equally many of each class
+TAIL = 0.1  # share of the lowest reference scores, below which p-values fall exponentially
+# Weights of the log p-values that are combined. The two scores of noise levels see the same images with the
+# same noise, so each counts half.
+JOINED_BY_NOISE = {"force_size": 0.5, "denoising_error": 0.5, "neighbours": 1.0}
+JOINED = {"log_density": 1.0, "max_posterior": 1.0, "gradient_norm": 1.0, "neighbours": 1.0}
 
 
 @dataclass(frozen=True)
@@ -20,17 +29,48 @@ class Reference:
     """Scores of images that the model should accept, ascending.
 
     `gamma2` is the temperature fitted on these images: that of the confidence, so of max_posterior alone. The
-    other scores are at the γ² of training.
+    other scores are at the γ² of training. `sizes` is the density of sizes at noise levels. It is fitted on
+    one half of the images, and scores that depend on it are those of the other half.
     """
 
     gamma2: float
     scores: dict[str, Tensor]
+    sizes: Gaussian | None = None
 
     @classmethod
-    def of(cls, gamma2: float, scores: dict[str, Tensor]) -> "Reference":
+    def of(cls, gamma2: float, scores: dict[str, Tensor], sizes: Gaussian | None = None) -> "Reference":
         if not all(len(values) and values.isfinite().all() for values in scores.values()):
             raise InputError("scores to measure by need at least one image, and must be finite numbers")
-        return cls(gamma2, {name: thinned(values.sort().values) for name, values in scores.items()})
+        return cls(gamma2, {name: thinned(values.sort().values) for name, values in scores.items()}, sizes)
+
+    @property
+    def joined(self) -> dict[str, float]:
+        """Weights of the log p-values in the combined score, of those scores that the reference has."""
+        weights = JOINED if self.sizes is None else JOINED_BY_NOISE
+        return {name: weight for name, weight in weights.items() if name in self.scores}
+
+    def combined(self, scores: Mapping[str, Tensor]) -> Tensor:
+        """Σ w·ln p(score), Fisher's statistic with weights; high where an image is familiar by all scores.
+
+        The scores depend on each other, so its threshold is that of reference images, not that of χ².
+        """
+        parts = [weight * self.log_p_value(name, scores[name]) for name, weight in self.joined.items()]
+        return torch.stack(parts).sum(0)
+
+    def log_p_value(self, score: str, values: Tensor) -> Tensor:
+        """ln p, with p the share of reference images whose score is as low as this.
+
+        That share is 0 below all of them. So below the `TAIL` of lowest scores an exponential with their mean
+        takes its place, and lower scores have lower p-values however few the reference images are.
+        """
+        reference = self._of(score).double()
+        values = values.to(reference).contiguous()
+        count, lowest = len(reference), int(TAIL * len(reference))
+        edge = reference[lowest]
+        scale = (edge - reference[: lowest or count]).abs().mean().clamp(min=1e-9 * (1 + edge.abs()))
+        body = (1 + torch.searchsorted(reference, values, right=True)).log() - math.log(1 + count)
+        tail = math.log((1 + lowest) / (1 + count)) - (edge - values) / scale
+        return torch.where(values < edge, tail, body)
 
     def threshold(self, score: str, tpr: float) -> float:
         """The highest that still accepts the share `tpr` of the reference images."""
@@ -55,13 +95,15 @@ class Reference:
             return False
         return bool(-self.scores["residual"].median() > -self.scores["span_density"].median())
 
-    @property
-    def images(self) -> int:
-        return len(next(iter(self.scores.values())))
+    def images(self, score: str) -> int:
+        """Number of reference scores, at most `KEPT`."""
+        return len(self._of(score))
 
     def _of(self, score: str) -> Tensor:
         if score not in SCORES:
             raise InputError(f"score must be one of {', '.join(SCORES)}, got {shortened(score)}")
+        if score in NOISE_SCORES and self.sizes is None:
+            raise InputError(f"the score {score!r} needs a model trained by denoising (train.algorithm)")
         if score not in self.scores:
             raise InputError(
                 f"this model keeps no threshold for the score {score!r}, only for "

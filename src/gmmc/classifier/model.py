@@ -12,18 +12,18 @@ from gmmc.base.class_names import check_class_names
 from gmmc.base.seeds import generator
 from gmmc.base.text import shortened
 from gmmc.classifier.abstention import NEIGHBOURS_KEPT, Answer, Neighbours, Reference, balanced_subset
+from gmmc.classifier.denoiser import Denoiser
 from gmmc.classifier.drawing import Drawer, DrawingSettings, OnProgress
+from gmmc.classifier.evidence import COMBINED, fit_reference, gather, passes, scores_of
 from gmmc.classifier.labels import label_tensor
+from gmmc.classifier.noise_sizes import levels, noise_sizes
 from gmmc.classifier.predictor import FixedTemperature, NoiseLevel, Predictor, checked_gamma2
 from gmmc.classifier.scores import (
     Tempered,
     batched,
     check_finite,
     feature_energies,
-    feature_scores,
     features,
-    fit_gamma2,
-    gradient_norms,
     logits_at,
 )
 from gmmc.config.schema import Config
@@ -31,6 +31,7 @@ from gmmc.config.sections import AbstainConfig, DenoisingConfig
 from gmmc.errors import InputError
 from gmmc.networks.heads import Head
 from gmmc.pixels import Shape, as_batch, to_signed
+from gmmc.sampling.engine import PlainGradient
 from gmmc.sampling.initial import InitialImages, UniformStart
 from gmmc.sampling.samplers import SAMPLERS
 
@@ -144,7 +145,7 @@ class Classifier(Predictor):
         Of a noise-conditional model φ at the noise level σ, by default that of predictions, and as one more
         feature the Gaussian term of its energy (noise.py).
         """
-        x = to_signed(images).to(self.head.gamma2.dtype)
+        x = self._signed(images)
         if self.denoising is None:
             return self.backbone(x)
         sigma_data = self.denoising.sigma_data
@@ -192,21 +193,32 @@ class Classifier(Predictor):
         if means is not None:
             exact = means.detach().double()
             split = functools.partial(core.split_energies, means=exact, basis=core.span_basis(exact))
-        fitted = self.reference.gamma2 if self.reference else None
         return Tempered(
             self,
             self.features,
             energies_of,
             self.head.logits_of,
             paper,
-            fitted,
+            self.reference,
             split,
             self.neighbours.distance if self.neighbours else None,
             density_gamma2=self.density_gamma2,
             density_name="trained" if self.denoising else "unit",
             density_sigma=self.denoising.class_sigma if self.denoising else None,
             class_dim=self.dim,
+            noise_sizes=self._noise_sizes if self.denoising else None,
+            noise_levels=levels(self.denoising) if self.denoising else (),
         )
+
+    def _noise_sizes(self, images: Tensor) -> Tensor:
+        """Sizes of F and denoising errors of images in [0, 1] at several noise levels."""
+        assert self.denoising is not None
+        denoiser = Denoiser(self.head, self.denoising.sigma_data, PlainGradient(self.backbone))
+        return noise_sizes(denoiser, self._signed(images), levels(self.denoising))
+
+    def _signed(self, images: Tensor) -> Tensor:
+        """Images in [0, 1] as φ takes them: in [−1, 1], in the precision of the weights."""
+        return to_signed(images).to(self.head.gamma2.dtype)
 
     def keep_neighbours(self, images, labels) -> None:
         """Keep features of training images, for the score `neighbours`; `calibrate` then fits its threshold.
@@ -223,26 +235,28 @@ class Classifier(Predictor):
     def calibrate(self, images, labels, *, on_progress: Callable[[int], object] | None = None) -> None:
         """Fit γ² and the thresholds of `answer` on images that the model was not trained on.
 
-        `on_progress` is called with the number of images done, each of which is looked at twice.
+        `on_progress` is called with the number of images done, each of which is looked at `looks` times.
         """
         batch = as_batch(images, self.shape)
         y = self.label_tensor(labels, len(batch))
         if len(batch) == 0:
             raise InputError("calibration needs at least one image, got none")
         network = self.tempered()
-        found = features(network, batch, on_progress)
-        gamma2 = fit_gamma2(network, feature_energies(network, found), y)
-        norms = gradient_norms(network, batch, on_progress and (lambda done: on_progress(len(batch) + done)))
-        scores = feature_scores(network, found, gamma2) | {"gradient_norm": norms}
-        self.reference = Reference.of(gamma2, scores)
+        self.reference = fit_reference(network, gather(network, batch, on_progress=on_progress), y)
+
+    @property
+    def looks(self) -> int:
+        """Number of times that `calibrate` looks at each image."""
+        return passes(self.tempered())
 
     @property
     def abstains_by(self) -> str:
         """Score by which `answer` accepts images by default: `abstain.score`, with "auto" resolved.
 
-        Chains of Langevin dynamics sample from exp(−E), so training shapes all of E into a density. Chains
-        that walk to a class mean do not. There log p(x) is taken inside the span of the means where the rest,
-        which carries no class, makes up more than half of the energy of validation images.
+        A noise-conditional model abstains by combined p-values, as log p(x; σ) at a single σ judges poorly.
+        Of other models, chains of Langevin dynamics sample from exp(−E), so training shapes all of E into a
+        density. Chains that walk to a class mean do not. There log p(x) is taken inside the span of the means
+        where the rest, which carries no class, makes up more than half of the energy of validation images.
         """
         return self._resolved(self.abstain.score)
 
@@ -254,6 +268,8 @@ class Classifier(Predictor):
     def _resolved(self, score: str) -> str:
         if score != "auto":
             return score
+        if self.denoising is not None and COMBINED in self._checked_reference().scores:
+            return COMBINED
         in_span = self.walks_to_means and self._checked_reference().mostly_outside_span
         return "span_density" if in_span else "log_density"
 
@@ -270,13 +286,10 @@ class Classifier(Predictor):
         threshold = reference.threshold(score, tpr)
         batch = as_batch(images, self.shape)
         network = self.tempered()
-        found = features(network, batch)
-        logits = logits_at(network, feature_energies(network, found), reference.gamma2)
+        evidence = gather(network, batch, [score])
+        logits = logits_at(network, feature_energies(network, evidence.features), reference.gamma2)
         confidence, labels = core.log_posterior(logits).exp().max(-1)
-        if score == "gradient_norm":
-            values = gradient_norms(network, batch)
-        else:
-            values = feature_scores(network, found, reference.gamma2, [score])[score]
+        values = scores_of(network, evidence, reference.gamma2, [score])[score]
         check_finite(torch.stack([confidence, values], 1))
         percentile = reference.percentile(score, values)
         names = [self.class_names[y] for y in labels]

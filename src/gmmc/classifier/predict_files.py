@@ -43,7 +43,7 @@ def predict_files(
                 "value": answer.values[i].item(),
                 "threshold": answer.threshold,
                 "percentile": answer.percentile[i].item(),
-                "validation_images": model.reference.images if model.reference else 0,
+                "validation_images": model.reference.images(answer.score) if model.reference else 0,
             }
             for i in range(len(images))
         ]

@@ -74,10 +74,12 @@ class NoiseLevel(Predictor):
         return self.model.features(images, self.level)
 
     def tempered(self) -> Tempered:
-        """The model at σ with γ² left open. Its fitted γ² and kept features belong to another σ."""
+        """The model at σ with γ² left open. Scores and features that the model keeps are at another σ."""
         network = self.model.tempered()
         at_sigma = {"density_gamma2": self.gamma2, "density_sigma": self.level}
-        return replace(network, module=self, features=self.features, fitted=None, distance=None, **at_sigma)
+        return replace(
+            network, module=self, features=self.features, reference=None, distance=None, **at_sigma
+        )
 
     def energy(self, images, labels) -> Tensor:
         """E(x, y; σ) − log(C·π_y)."""

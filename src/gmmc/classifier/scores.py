@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,9 @@ from gmmc import core
 from gmmc.base import names
 from gmmc.errors import InputError
 from gmmc.pixels import as_unit
+
+if TYPE_CHECKING:
+    from gmmc.classifier.abstention import Reference
 
 # Images at once; with gradients a CPU's memory is the limit.
 BATCH = {"cpu": 64, "cuda": 256}
@@ -38,7 +41,7 @@ class Tempered:
     energies_of: Callable[[Tensor], Tensor]  # features → unit energies of all classes
     logits: Callable[[Tensor, float], Tensor]  # unit energies and γ² → logits
     paper: float | None = None  # γ² by the paper's formula; None without means, or after denoising
-    fitted: float | None = None  # γ² that the model was calibrated with
+    reference: "Reference | None" = None  # scores of the images that the model was calibrated on
     # Features → unit energies inside the span of the means, and the class-free rest; None without means.
     split: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     distance: Callable[[Tensor], Tensor] | None = None  # features → distance to training features, if kept
@@ -46,6 +49,14 @@ class Tempered:
     density_name: str = "unit"  # name of that γ² in results: "trained" of a noise-conditional model
     density_sigma: float | None = None  # σ of log p(x; σ), of a noise-conditional model
     class_dim: int | None = None  # number of features in which the classes differ; None: all of them
+    # Images in [0, 1] → sizes of F and denoising errors at several σ; of noise-conditional models.
+    noise_sizes: Callable[[Tensor], Tensor] | None = None
+    noise_levels: tuple[float, ...] = ()  # these σ
+
+    @property
+    def fitted(self) -> float | None:
+        """γ² that the model was calibrated with."""
+        return self.reference.gamma2 if self.reference else None
 
     @property
     def gamma2(self) -> float:

@@ -29,8 +29,9 @@ def calibrate(
     model = calibrate_run(run, device, threads, score=score, tpr=tpr)
     assert model.reference is not None
     score, tpr = model.abstains_by, model.abstain.tpr
+    count = model.reference.images(score)
     print_line(
-        f"{run}: fitted gamma2 = {model.reference.gamma2:.4g} on {model.reference.images} validation images; "
+        f"{run}: fitted gamma2 = {model.reference.gamma2:.4g}; by {count} validation images "
         f"the model abstains by {score}, where the {names.SHORT_SCORES[score]} is below "
         f"{model.reference.threshold(score, tpr):.4g} (tpr {tpr:g})"
     )

@@ -7,6 +7,8 @@ objective in `train/contrastive.py`: there stands what they are.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from gmmc.base.names import NOISE_SCORES
+
 if TYPE_CHECKING:
     from gmmc.config.schema import Config
 
@@ -27,6 +29,11 @@ def contradictions(cfg: "Config") -> Iterator[tuple[bool, str]]:
         cfg.buffer.chains > cfg.train.batch_size,
         f"buffer.chains must be at most train.batch_size={cfg.train.batch_size}, "
         f"got buffer.chains={cfg.buffer.chains}",
+    )
+    yield (
+        cfg.abstain.score in NOISE_SCORES and not cfg.noise_conditional,
+        f"abstain.score={cfg.abstain.score} needs train.algorithm=denoising, "
+        f"got train.algorithm={cfg.train.algorithm}",
     )
     yield (
         cfg.model.norm == "batch_then_frozen"

@@ -280,10 +280,20 @@ class SampleConfig(Section):
 class AbstainConfig(Section):
     """When a finished model abstains. Thresholds are fitted on validation images: classifier/scores.py."""
 
-    # auto: span_density after training by chains that walk to a class mean, where more than half of the
-    # energy of validation images lies outside the span of the means; else log_density.
+    # auto: combined after training by denoising; span_density after training by chains that walk to a class
+    # mean, where more than half of the energy of validation images lies outside the span of the means; else
+    # log_density. force_size and denoising_error need training by denoising.
     score: Literal[
-        "auto", "log_density", "span_density", "residual", "neighbours", "max_posterior", "gradient_norm"
+        "auto",
+        "log_density",
+        "span_density",
+        "residual",
+        "neighbours",
+        "max_posterior",
+        "gradient_norm",
+        "force_size",
+        "denoising_error",
+        "combined",
     ] = field(default="auto", metadata=PLACE)
     tpr: float = _number(0.95, above=0, at_most=0.9999, place=True)  # share of familiar images to accept
 

@@ -21,6 +21,7 @@ from gmmc.base.text import shortened
 from gmmc.classifier import scores
 from gmmc.classifier.abstention import Reference
 from gmmc.classifier.build import recipe_of
+from gmmc.classifier.evidence import gather, scores_of
 from gmmc.classifier.model import Classifier, pick_device
 from gmmc.config.schema import Config
 from gmmc.data.splits import Dataset, LabelledImages
@@ -92,7 +93,9 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         labels, or their positions in `classes_` ("0", "1", …) where a label is no class name
     low_, high_ : what became 0 and 1 there, of each column or of all pixels
     gamma2_ : temperature of the posterior, fitted on rows that were held out (on all if they are few)
-    threshold_ : of `score_samples`; below it, rows are not accepted
+    abstains_by_ : score that decides which rows are accepted: "log_density", or after training by denoising
+        "combined"; settings={"abstain.score": …} chooses another
+    threshold_ : of `acceptance_scores`; below it, rows are not accepted
     """
 
     model_: Classifier
@@ -230,9 +233,12 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         if model.reference is None:
             model.calibrate(measure.images, measure.labels)
         assert model.reference is not None
-        network = self._tempered(model)
-        density = self._density(network, scores.unit_energies(network, measure.images))
-        self.threshold_ = Reference.of(1.0, {DENSITY: density}).threshold(DENSITY, self.tpr)
+        score = abstains_by(model)
+        reference = model.reference
+        if score == DENSITY:  # of all rows that were held out, in the precision of `score_samples`
+            network = self._tempered(model)
+            reference = Reference.of(1.0, {DENSITY: self._scores(network, measure.images, DENSITY)})
+        self.threshold_ = reference.threshold(score, self.tpr)
         self.gamma2_, self.low_, self.high_ = model.reference.gamma2, self._rows.low, self._rows.high
         self.model_, self._held = model, held[-HELD_KEPT:]
 
@@ -268,19 +274,29 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
 
     def score_samples(self, X) -> np.ndarray:
         """log p(x) up to a constant, at the γ² of training: 1, or σ/σ_d after training by denoising."""
-        network, energies = self._energies(X)
-        return self._density(network, energies).numpy()
+        network, images = self._asked(X)
+        return self._scores(network, images, DENSITY).numpy()
+
+    @property
+    def abstains_by_(self) -> str:
+        check_is_fitted(self)
+        return abstains_by(self.model_)
+
+    def acceptance_scores(self, X) -> np.ndarray:
+        """The score `abstains_by_` of each row, which decides whether it is accepted: high for usual rows."""
+        network, images = self._asked(X)
+        return self._scores(network, images, self.abstains_by_).numpy()
 
     def accepts(self, X) -> np.ndarray:
-        """Whether rows are like those of the training: `score_samples` of at least `threshold_`."""
-        density = self.score_samples(X)
-        return density >= self.threshold_
+        """Whether rows are like those of the training: `acceptance_scores` of at least `threshold_`."""
+        return self.acceptance_scores(X) >= self.threshold_
 
     def predict_or_abstain(self, X, unknown: Any = None) -> np.ndarray:
         """The class where the row is accepted, `unknown` elsewhere."""
-        network, energies = self._energies(X)
+        network, images = self._asked(X)
+        energies = scores.unit_energies(network, images)
         named = self.classes_[scores.logits_at(network, energies, self.gamma2_).argmax(-1).numpy()]
-        strange = self._density(network, energies).numpy() < self.threshold_
+        strange = self._scores(network, images, self.abstains_by_).numpy() < self.threshold_
         answers = named if np.asarray(unknown).dtype.kind == named.dtype.kind else named.astype(object)
         either: Any = (unknown, answers)
         return np.where(strange, *either)
@@ -300,13 +316,19 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         network, energies = self._energies(X)
         return scores.logits_at(network, energies, self.gamma2_)
 
-    def _density(self, network: scores.Tempered, energies: Tensor) -> Tensor:
-        return core.log_density(scores.logits_at(network, energies, network.density_gamma2))
+    def _scores(self, network: scores.Tempered, images: Tensor, score: str) -> Tensor:
+        """Score of images in [0, 1]; a confidence is at the γ² that its threshold was fitted at."""
+        gamma2 = network.reference.gamma2 if network.reference else network.density_gamma2
+        return scores_of(network, gather(network, images, [score]), gamma2, [score])[score]
 
     def _energies(self, X) -> tuple[scores.Tempered, Tensor]:
-        images = self.to_unit(X)
-        network = self._tempered(self.model_.to(pick_device(self.device)))
+        network, images = self._asked(X)
         return network, scores.unit_energies(network, images)
+
+    def _asked(self, X) -> tuple[scores.Tempered, Tensor]:
+        """The network, and rows as its images in [0, 1]."""
+        images = self.to_unit(X)
+        return self._tempered(self.model_.to(pick_device(self.device))), images
 
     def _tempered(self, model: Classifier) -> scores.Tempered:
         """Model in float64 for vectors, so that a row does not depend on how many others come with it."""
@@ -382,6 +404,12 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         """The network on the CPU: with device="auto", another machine can use what one with a GPU dumped."""
         whole: Any = super().__getstate__()
         return {**whole, "model_": copy.deepcopy(self.model_).cpu()} if "model_" in whole else {**whole}
+
+
+def abstains_by(model: Classifier) -> str:
+    """Score that decides which rows are accepted: the model's, where it names one or has noise levels."""
+    is_default = model.abstain.score == "auto" and model.denoising is None
+    return DENSITY if is_default else model.abstains_by
 
 
 def _axes(X: Any) -> int:

@@ -1,7 +1,6 @@
 """Does the model tell images of other sets from its own? By the paper's three scores (Table 3) and ours."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,9 @@ from gmmc.base import intervals
 from gmmc.base.names import SCORE_QUANTITIES, TEMPERATURES
 from gmmc.base.progress import Progress
 from gmmc.classifier.abstention import NEIGHBOURS
+from gmmc.classifier.evidence import Evidence, gather, passes, scores_of
 from gmmc.classifier.model import Classifier
-from gmmc.classifier.scores import Tempered, check_finite, feature_scores, features, gradient_norms, tempered
+from gmmc.classifier.scores import Tempered, feature_scores, tempered
 from gmmc.config.sections import EvaluateOptions
 from gmmc.data.ood_sets import GENERATED, Outside, find_outside
 from gmmc.data.splits import Dataset
@@ -33,15 +33,15 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateOptions) -> Result:
     network = tempered(model)
     found = temperatures(network, data)
     rule = acceptance(model)
-    work = len(data.test) + sum(len(other.images) for other in sets)
+    images = len(data.test) + sum(len(other.images) for other in sets)
     values, ranges, curves = {}, {}, {}
-    with Progress("out of distribution", 2 * work) as bar:
+    with Progress("out of distribution", passes(network) * images) as bar:
         done = Counter(bar)
-        seen = look_at(network, data.test.images, done)
+        seen = gather(network, data.test.images, on_progress=done.next())
         inside = all_scores(network, seen, found)
         add_summary(INSIDE, seen, inside, model, rule, values, ranges)
         for number, other in enumerate(sets):
-            seen = look_at(network, other.images, done)
+            seen = gather(network, other.images, on_progress=done.next())
             outside = all_scores(network, seen, found)
             add_summary(other.name, seen, outside, model, rule, values, ranges)
             for key, scores in outside.items():
@@ -75,6 +75,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateOptions) -> Result:
             temperatures=found,
             fitted_on=fitted_on(network, data),
             **neighbours(model),
+            **combination(network),
             **({"abstains": rule} if rule else {}),
             intervals=f"95%, {REPLICATES} bootstrap draws of both sets; none where these do not overlap",
             seed=cfg.seed,
@@ -98,6 +99,16 @@ def acceptance(model: nn.Module) -> dict[str, Any]:
     return {"score": score, "tpr": tpr, "below": model.reference.threshold(score, tpr)}
 
 
+def combination(network: Tempered) -> dict[str, Any]:
+    """Weights of the p-values in the combined score, and noise levels at which images are looked at."""
+    reference = network.reference
+    if reference is None or not reference.joined:
+        return {}
+    weights = ", ".join(f"{weight:g}·ln p({score})" for score, weight in reference.joined.items())
+    levels = [float(f"{sigma:.4g}") for sigma in network.noise_levels]
+    return {"combined": weights, **({"noise_levels": levels} if levels else {})}
+
+
 def neighbours(model: nn.Module) -> dict[str, Any]:
     """How many training features the model keeps, and which of their distances counts."""
     if not isinstance(model, Classifier) or model.neighbours is None:
@@ -110,27 +121,10 @@ def neighbours(model: nn.Module) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Features and gradient norms of some images: all scores follow from these."""
-
-    features: Tensor
-    gradient_norms: Tensor
-
-
-def look_at(network: Tempered, images: Tensor, done: "Counter") -> Seen:
-    done.begin()
-    found = features(network, images, done)
-    done.begin()
-    norms = gradient_norms(network, images, done)
-    check_finite(norms)
-    return Seen(found, norms)
-
-
-def all_scores(network: Tempered, seen: Seen, gamma2s: dict[str, float]) -> Scores:
+def all_scores(network: Tempered, seen: Evidence, gamma2s: dict[str, float]) -> Scores:
     """Confidence at every temperature, all other scores at the γ² of training."""
     at, gamma2 = network.density_name, network.density_gamma2
-    trained = feature_scores(network, seen.features, gamma2) | {"gradient_norm": seen.gradient_norms}
+    trained = scores_of(network, seen, gamma2)
     scores: Scores = {(score, at): per_image.numpy() for score, per_image in trained.items()}
     for name, gamma2 in gamma2s.items():
         confidence = feature_scores(network, seen.features, gamma2, ["max_posterior"])["max_posterior"]
@@ -141,7 +135,7 @@ def all_scores(network: Tempered, seen: Seen, gamma2s: dict[str, float]) -> Scor
 
 def add_summary(
     name: str,
-    seen: Seen,
+    seen: Evidence,
     scores: Scores,
     model: nn.Module,
     rule: dict[str, Any],
@@ -159,15 +153,12 @@ def add_summary(
         values[f"{name}/energy_outside_span"] = -np.median(scores["residual", at]).item()
 
 
-def accepted_images(model: nn.Module, seen: Seen, rule: dict[str, Any]) -> Tensor:
+def accepted_images(model: nn.Module, seen: Evidence, rule: dict[str, Any]) -> Tensor:
     """As `answer` accepts them: a confidence is at the γ² that is stored with the threshold."""
     assert isinstance(model, Classifier)
     assert model.reference is not None
     score = rule["score"]
-    if score == "gradient_norm":
-        return seen.gradient_norms >= rule["below"]
-    scores = feature_scores(tempered(model), seen.features, model.reference.gamma2, [score])
-    return scores[score] >= rule["below"]
+    return scores_of(tempered(model), seen, model.reference.gamma2, [score])[score] >= rule["below"]
 
 
 def find_sets(data: Dataset, cfg: EvaluateOptions) -> tuple[list[Outside], list[str]]:
@@ -218,8 +209,10 @@ class Counter:
     def __init__(self, bar: Progress):
         self._bar, self._before, self._now = bar, 0, 0
 
-    def begin(self) -> None:
+    def next(self) -> "Counter":
+        """Begin with other images, which are counted from 0 again."""
         self._before, self._now = self._before + self._now, 0
+        return self
 
     def __call__(self, done: int) -> None:
         self._now = done

@@ -42,7 +42,7 @@ def calibrate_run(
         raise InputError(f"{run} has no validation images to calibrate by (data.valid)")
     for warning in doubts_of_held_out(model, data):
         raise InputError(f"{run}: {warning}; in Python, model.calibrate(images, labels) takes any images")
-    with Progress("calibrating", 2 * len(data.valid)) as bar:
+    with Progress("calibrating", model.looks * len(data.valid)) as bar:
         try:
             model.keep_neighbours(data.train.images, data.train.labels)
         except InputError as error:

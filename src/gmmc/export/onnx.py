@@ -166,7 +166,7 @@ def metadata(model: Classifier) -> dict[str, str]:
         "score": score,
         "tpr": repr(tpr),
         "threshold": repr(reference.threshold(score, tpr)),
-        "validation_images": str(reference.images),
+        "validation_images": str(reference.images(score)),
     }
 
 

@@ -18,7 +18,14 @@ from gmmc.config import recipes
 from gmmc.errors import InputError
 from gmmc.runs import layout, shipped
 from gmmc.runs.layout import CONFIG, DESCRIPTION, LAST_GOOD, MODEL
-from gmmc.runs.restore import DENSITY_GAMMA2, NEIGHBOURS, REFERENCE, restore
+from gmmc.runs.restore import (
+    DENSITY_GAMMA2,
+    NEIGHBOURS,
+    REFERENCE,
+    SIZES_COVARIANCE,
+    SIZES_MEAN,
+    restore,
+)
 
 
 def save_model(path: Path, model: Classifier) -> None:
@@ -51,6 +58,8 @@ def _reference_tensors(model: Classifier) -> dict[str, Tensor]:
     dtype = torch.float64 if recipe_of(model).train.weights == "fp32" else torch.float32
     scores = {f"{REFERENCE}{name}": values.to(dtype) for name, values in model.reference.scores.items()}
     gamma2 = torch.tensor(model.reference.gamma2, dtype=torch.float64)
+    if (sizes := model.reference.sizes) is not None:
+        tensors |= {SIZES_MEAN: sizes.mean, SIZES_COVARIANCE: sizes.covariance}
     return tensors | {f"{REFERENCE}gamma2": gamma2, **scores}
 
 

@@ -18,6 +18,7 @@ from gmmc.base.text import printable, shortened
 from gmmc.classifier.abstention import Neighbours, Reference
 from gmmc.classifier.build import build
 from gmmc.classifier.model import Classifier
+from gmmc.classifier.noise_sizes import KINDS, QUANTILES, Gaussian
 from gmmc.classifier.scores import SCORES
 from gmmc.config import recipes
 from gmmc.config.schema import Config
@@ -29,9 +30,10 @@ from gmmc.sampling.initial import GaussianStart
 # In the names of a model's tensors.
 REFERENCE = "reference."
 NEIGHBOURS = "neighbours.features"
+SIZES_MEAN, SIZES_COVARIANCE = "noise_sizes.mean", "noise_sizes.covariance"
 # In the header of a model's file: γ² of its stored densities. Files without it have them at the fitted γ².
 DENSITY_GAMMA2 = "density_gamma2"
-AT_FITTED_GAMMA2 = ("log_density", "gradient_norm")  # scores that such a file cannot be used for
+AT_FITTED_GAMMA2 = ("log_density", "gradient_norm", "combined")  # scores that such a file cannot be used for
 FLOATS = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 TRAINED_COUNTS = ("updates", "parameters", "rollbacks", "processes")  # in `trained`
 TEXTS = ("data_sha256", "held_out_sha256", "commit", "sha256", "weights", "precision", "engine")
@@ -53,7 +55,8 @@ def restore(tensors: dict[str, Tensor], info: Any) -> tuple[Classifier, tuple[st
     """Build the model of a file: (model, notes); InputError where anything in the file does not fit."""
     header = read_header(info)
     tensors = dict(tensors)
-    reference = _take_reference(tensors, header.density_gamma2)
+    sizes = _take_sizes(tensors, header.cfg)
+    reference = _take_reference(tensors, header.density_gamma2, sizes)
     neighbours = _take_neighbours(tensors)
     with torch.device("meta"):  # shapes without memory
         model = build(header.cfg, header.shape, header.class_names)
@@ -163,7 +166,30 @@ def _check_finite(name: str, tensor: Tensor) -> None:
         raise InputError(f"{name} must be finite, got NaN or infinity")
 
 
-def _take_reference(tensors: dict[str, Tensor], density_gamma2: float | None) -> Reference | None:
+def _take_sizes(tensors: dict[str, Tensor], cfg: Config) -> Gaussian | None:
+    """Remove the density of sizes at noise levels from the tensors."""
+    mean, covariance = tensors.pop(SIZES_MEAN, None), tensors.pop(SIZES_COVARIANCE, None)
+    if mean is None and covariance is None:
+        return None
+    if not cfg.noise_conditional:
+        raise InputError(f"{SIZES_MEAN} must not be in a model without noise levels")
+    width = len(KINDS) * len(QUANTILES)
+    shapes = {SIZES_MEAN: (mean, (width,)), SIZES_COVARIANCE: (covariance, (width, width))}
+    for name, (tensor, shape) in shapes.items():
+        if tensor is None or tuple(tensor.shape) != shape or tensor.dtype not in FLOATS:
+            raise InputError(f"{name} must be numbers of the shape {shape}")
+        _check_finite(name, tensor)
+    assert mean is not None
+    assert covariance is not None
+    mean, covariance = mean.double(), covariance.double()
+    if not torch.equal(covariance, covariance.T) or torch.linalg.cholesky_ex(covariance).info:
+        raise InputError(f"{SIZES_COVARIANCE} must be a covariance: symmetric and positive definite")
+    return Gaussian(mean, covariance)
+
+
+def _take_reference(
+    tensors: dict[str, Tensor], density_gamma2: float | None, sizes: Gaussian | None
+) -> Reference | None:
     """Remove the scores of validation images from the tensors; None of a model trained without any."""
     names = [name for name in tensors if name.startswith(REFERENCE)]
     scores = {name.removeprefix(REFERENCE): tensors.pop(name) for name in names}
@@ -180,11 +206,11 @@ def _take_reference(tensors: dict[str, Tensor], density_gamma2: float | None) ->
         _check_finite(f"{REFERENCE}{name}", values)
         if (values.diff() < 0).any():
             raise InputError(f"{REFERENCE}{name} must be ascending")
-    if len({len(values) for values in scores.values()}) > 1:
-        raise InputError(f"{REFERENCE}… must have as many numbers for every score")
     if density_gamma2 != 1.0:
         scores = {name: values for name, values in scores.items() if name not in AT_FITTED_GAMMA2}
-    return Reference(gamma2.item(), scores) if scores else None
+    if sizes is None and scores.keys() & {*KINDS}:
+        raise InputError(f"{REFERENCE}{KINDS[0]} needs {SIZES_MEAN} and {SIZES_COVARIANCE}")
+    return Reference(gamma2.item(), scores, sizes) if scores else None
 
 
 def _take_neighbours(tensors: dict[str, Tensor]) -> Neighbours | None:

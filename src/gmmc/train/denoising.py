@@ -179,7 +179,7 @@ class Denoising(Algorithm):
         scales = noise.scales(level, cfg.sigma_data)
         without = drawn(torch.rand) < cfg.unlabelled
         goal = [batch.labels.float(), level.flatten() / cfg.sigma_data, without * WITHOUT_CLASS]
-        return Noisy(scales.into * x, level, (images - scales.skip * x) / scales.out, torch.stack(goal, 1))
+        return Noisy(scales.into * x, level, noise.target(images, x, scales), torch.stack(goal, 1))
 
     @torch.no_grad()
     def residual(self, noisy: Noisy) -> Tensor:

@@ -189,8 +189,8 @@ class Learner:
     def finish(self, on_progress: Callable[[int], object] = lambda done: None) -> Classifier:
         """Return the model, with γ² over the whole training set, and what it needs to abstain.
 
-        `on_progress` is called with the number of images done, of all training images and twice the
-        validation images.
+        `on_progress` is called with the number of images done, of all training images and
+        `model.looks` times the validation images.
         """
         model = self.best_model.eval()
         model.load_state_dict(model_file.stored_weights(model))  # all that follows is of these

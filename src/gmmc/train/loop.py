@@ -113,7 +113,7 @@ def train(
             if note:
                 bar.say(note)
             Loop(learner, folder, bar, stop, watch, listeners).run(state)
-        work = len(data.train) + 2 * len(data.valid) + 1  # the last one: storing the model
+        work = len(data.train) + learner.model.looks * len(data.valid) + 1  # the last one: storing the model
         with Progress("calibrating", work, silent=silent or not is_leader()) as bar:
             model = learner.finish(bar.update)
             if is_leader():

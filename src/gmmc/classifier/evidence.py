@@ -1,0 +1,121 @@
+"""What all scores of images follow from, computed once: features, gradient norms, sizes at noise levels."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gmmc.base.seeds import generator
+from gmmc.classifier.abstention import Reference
+from gmmc.classifier.noise_sizes import KINDS, Gaussian, size_scores
+from gmmc.classifier.scores import (
+    SCORES,
+    OnProgress,
+    Tempered,
+    blocks,
+    check_finite,
+    evaluating,
+    feature_energies,
+    feature_scores,
+    features,
+    fit_gamma2,
+    gradient_norms,
+)
+
+COMBINED, GRADIENT = "combined", "gradient_norm"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A row per image; None where no score asks for it, or the network has no noise levels."""
+
+    features: Tensor
+    gradient_norms: Tensor | None = None
+    noise_sizes: Tensor | None = None
+
+
+def passes(network: Tempered, scores: Collection[str] = SCORES) -> int:
+    """Number of times that `gather` looks at each image."""
+    return 1 + len(_passes(network, scores))
+
+
+def gather(
+    network: Tempered, images: Tensor, scores: Collection[str] = SCORES, on_progress: OnProgress | None = None
+) -> Evidence:
+    """Compute what these scores follow from; `on_progress` gets the number of images done in all passes."""
+    found = Evidence(features(network, images, on_progress))
+    for i, (name, measure) in enumerate(_passes(network, scores).items()):
+        before = (i + 1) * len(images)
+        report = on_progress and (lambda done, before=before: on_progress(before + done))
+        numbers = measure(network, images, report)
+        check_finite(numbers)
+        found = replace(found, **{name: numbers})
+    return found
+
+
+def _passes(network: Tempered, scores: Collection[str]) -> dict[str, Callable[..., Tensor]]:
+    """The functions that these scores need besides the features, by what they measure."""
+    needed = {*scores}
+    if COMBINED in needed and network.reference is not None:
+        needed |= network.reference.joined.keys()
+    found: dict[str, Callable[..., Tensor]] = {}
+    if GRADIENT in needed:
+        found["gradient_norms"] = gradient_norms
+    if network.noise_sizes is not None and needed & {*KINDS}:
+        found["noise_sizes"] = noise_sizes
+    return found
+
+
+def noise_sizes(network: Tempered, images: Tensor, on_progress: OnProgress | None = None) -> Tensor:
+    """Sizes of F and denoising errors at several noise levels, see `noise_sizes.noise_sizes`."""
+    assert network.noise_sizes is not None
+    with evaluating(network.module) as prepared, torch.inference_mode(False), torch.enable_grad():
+        parts = [
+            network.noise_sizes(prepared(part.clone()))
+            for part in blocks(network.module, images, on_progress)
+        ]
+    return torch.cat(parts).detach().double().cpu()
+
+
+def scores_of(
+    network: Tempered, evidence: Evidence, gamma2: float, names: Sequence[str] = SCORES
+) -> dict[str, Tensor]:
+    """The scores that the evidence allows, (N,) each on the CPU; γ² is that of the confidence.
+
+    gradient_norm is negated. force_size and denoising_error are log densities, and combined joins p-values;
+    all three need the network's scores of validation images.
+    """
+    reference, wanted = network.reference, {*names}
+    if COMBINED in wanted and reference is not None:
+        wanted |= reference.joined.keys()
+    scores = feature_scores(network, evidence.features, gamma2, [*wanted])
+    if evidence.gradient_norms is not None:
+        scores[GRADIENT] = evidence.gradient_norms
+    if reference is not None:
+        if evidence.noise_sizes is not None and reference.sizes is not None:
+            scores |= size_scores(reference.sizes, evidence.noise_sizes)
+        if reference.joined and reference.joined.keys() <= scores.keys():
+            confidence = feature_scores(network, evidence.features, reference.gamma2, ["max_posterior"])
+            scores[COMBINED] = reference.combined(scores | confidence)
+    return {name: scores[name] for name in SCORES if name in names and name in scores}
+
+
+def fit_reference(network: Tempered, evidence: Evidence, labels: Tensor) -> Reference:
+    """Temperature, densities and reference scores from the evidence about validation images.
+
+    Densities of sizes at noise levels are fitted on one half of the images. Reference scores of these, and of
+    the combination with them, are those of the other half.
+    """
+    gamma2 = fit_gamma2(network, feature_energies(network, evidence.features), labels)
+    scores = scores_of(replace(network, reference=None), evidence, gamma2)
+    if evidence.noise_sizes is None:
+        reference = Reference.of(gamma2, scores)
+        return Reference.of(gamma2, scores | {COMBINED: reference.combined(scores)})
+    order = torch.randperm(len(labels), generator=generator(0, "halves"))
+    fitted, other = order.tensor_split([len(order) // 2])
+    density = Gaussian.of(evidence.noise_sizes[fitted if len(fitted) else other])
+    sizes = size_scores(density, evidence.noise_sizes[other])
+    reference = Reference.of(gamma2, scores | sizes, density)
+    half = {name: values[other] for name, values in scores.items()} | sizes
+    return Reference.of(gamma2, reference.scores | {COMBINED: reference.combined(half)}, density)
