@@ -237,6 +237,10 @@ def test_a_graph_answers_as_torch_does(model, algorithm, images, tmp_path):
     facts = session.get_modelmeta().custom_metadata_map
     assert float(facts["gamma2"]) == float(facts["gamma2_fitted"]) == model.gamma2
     assert float(facts["gamma2_density"]) == model.density_gamma2
+    score = facts["score"]  # the graph computes it, which need not be the model's own
+    assert score in found
+    assert float(facts["threshold"]) == model.reference.threshold(score, model.abstain.tpr)
+    assert (score == model.abstains_by) == (not written.remarks)
     if algorithm in schema.NOISE_CONDITIONAL:
         assert float(facts["sigma"]) == model.denoising.class_sigma
         at = model.at_noise(float(facts["sigma"]))
@@ -274,6 +278,7 @@ ROWS = np.random.default_rng(0).normal(size=(60, 3)) + np.repeat([[-2], [2]], 30
 CLASSES = np.repeat([0, 1], 30)
 QUICK = {"generative.epochs": 1, "generative.warmup": 0, "sample.steps": 3}
 ESTIMATOR_CALLS = {
+    "acceptance_scores": lambda model: model.acceptance_scores(ROWS),
     "accepts": lambda model: model.accepts(ROWS),
     "decision_function": lambda model: model.decision_function(ROWS),
     "fit": lambda model: model.fit(ROWS, CLASSES).predict(ROWS),

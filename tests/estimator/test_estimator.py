@@ -625,7 +625,7 @@ class TestAlgorithm:
 
 
 class TestDenoising:
-    """What the estimator does after training by chains, after training by denoising."""
+    """The same estimator after training by denoising."""
 
     @pytest.fixture(params=["rows", "images"])
     def given(self, request, iris, drawings):
