@@ -15,7 +15,7 @@ BLOCKS = blocks_of(PAGE)
 # The page's commands and code in seconds.
 QUICK = ["generative.epochs=1", "generative.warmup=0", "train.checkpoint_seconds=0"]
 QUICK_CODE = {
-    '"vectors-denoising", ': '"vectors-denoising", min_updates=1, '
+    'algorithm="denoising", ': 'algorithm="denoising", min_updates=1, '
     'settings={"generative.epochs": 1, "generative.warmup": 0}, '
 }
 

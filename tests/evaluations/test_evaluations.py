@@ -350,9 +350,20 @@ class TestPictures:
             model.drawer().film([0], frames=[])
 
     def test_frames_go_up_to_the_last_step(self):
-        assert film_frames(200) == [0, 1, 2, 5, 10, 20, 50, 100, 200]
-        assert film_frames(3) == [0, 1, 2, 3]
-        assert film_frames(1) == [0, 1]
+        for steps, frames in ((200, [0, 1, 2, 5, 10, 20, 50, 100, 200]), (3, [0, 1, 2, 3]), (1, [0, 1])):
+            assert film_frames(make_model(sample={"steps": steps}).drawer()) == {n: str(n) for n in frames}
+
+    def test_frames_of_a_denoiser_are_noise_levels(self):
+        def frames(steps):
+            return film_frames(make_model(**BY_DENOISING, sample={"steps": steps}).drawer())
+
+        assert frames(1) == {0: "80", 1: "image"}
+        assert frames(2) == {0: "80", 1: "0.02", 2: "image"}
+        shown = frames(18)
+        assert list(shown) == [*range(0, 18, 2), 18]
+        sigmas = [float(title) for title in list(shown.values())[:-1]]
+        assert sigmas == sorted(sigmas, reverse=True)
+        assert sigmas[0] == 80
 
     def test_the_nearest_of_each_class_come_class_by_class(self):
         images = torch.arange(6.0).reshape(6, 1, 1, 1)

@@ -26,6 +26,7 @@ from gmmc.evaluations.memorisation import compare
 from gmmc.fid import small_features
 from gmmc.fid.features import find
 from gmmc.fid.similarity import Gaussian, frechet, overlap
+from gmmc.pictures import grid
 from gmmc.pixels import as_unit, to_uint8
 from gmmc.runs.folder import RunFolder
 from gmmc.runs.resume import State
@@ -123,8 +124,19 @@ class TestWhole:
         nearest = result.curves["nearest"]
         assert len(nearest["edges"]) == len(nearest["samples"]) + 1 == len(nearest["test"]) + 1
         assert sum(nearest["samples"]) == pytest.approx(1) == sum(nearest["test"])
-        assert result.pictures.keys() == {f"generation/{name}.png" for name in ("fresh", "nearest", "buffer")}
+        names = ("fresh", "by_steps", "nearest", "buffer")
+        assert result.pictures.keys() == {f"generation/{name}.png" for name in names}
         json.dumps(result.entry(), allow_nan=False)
+
+    @pytest.mark.usefixtures("hurried")
+    def test_a_row_per_number_of_steps(self, model, data):
+        """The same seeds in all, those of the recipe's number among them."""
+        steps, seeds = (model.drawing.steps, 9), 6
+        cfg = EvaluateOptions(generated=8, generated_by_steps=seeds, generation_steps=steps, seed=2)
+        picture = evaluate(model, data, cfg).pictures["generation/by_steps.png"]
+        rows = torch.cat([model.sample(seeds, [0, 1, 2] * 2, seed=2, steps=n) for n in sorted(steps)])
+        names = [f"{n} steps" for n in sorted(steps)]
+        assert picture.tobytes() == grid(rows, seeds, names).tobytes()
 
     def test_doubts(self, result):
         flags = "; ".join(result.flags)

@@ -16,7 +16,7 @@ from gmmc.cli.app import main
 from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
-from gmmc.evaluations import accuracy, generation, validation
+from gmmc.evaluations import accuracy, generation, generation_conditions, validation
 from gmmc.evaluations.buffer_images import read_buffer
 from gmmc.evaluations.evaluate import keep
 from gmmc.evaluations.registry import choose
@@ -110,7 +110,7 @@ class TestNumbers:
     def test_of_a_small_buffer_all_is_measured(self, digits, run):
         result = evaluate(*digits, dataclasses.replace(FEW, generated=300), RunFolder(run))
         assert (result.conditions["generated"], result.conditions["buffer"]) == (300, 200)
-        assert result.conditions["selection"]["buffer"] == generation.SELECTION["buffer"]
+        assert result.conditions["selection"]["buffer"] == generation_conditions.SELECTION["buffer"]
 
     def test_pictures_have_a_row_per_class(self, result, digits):
         model, _ = digits

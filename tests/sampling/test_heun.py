@@ -12,7 +12,7 @@ from gmmc.classifier.drawing import with_guidance
 from gmmc.config.sections import SamplerConfig
 from gmmc.errors import InputError
 from gmmc.noise import per_image, scales
-from gmmc.sampling.samplers import BatchNoise, Chains, heun
+from gmmc.sampling.samplers import BatchNoise, Chains, denoised, heun
 
 SIGMA_DATA = 0.5
 CFG = SamplerConfig(name="heun")
@@ -77,12 +77,13 @@ def test_its_error_falls_with_the_square_of_the_steps():
     data, x = gaussian(), high * torch.randn(8, 2, 1, 1, dtype=torch.float64)
 
     def error(steps):
-        """Before the last step, which is Euler's."""
-        seen = []
+        """Of D(x; σ_min), the last step."""
         chains = Chains(torch.zeros(8).long(), None, lambda f, g: f, Silence(), SIGMA_DATA)
         cfg = dataclasses.replace(CFG, sigma_min=low, sigma_max=high)
-        heun(data, x, chains, cfg, steps=steps, on_step=lambda t, images: seen.append(images.flatten(1)))
-        return (seen[-2] - exact(data, x, high, low)).norm().item()
+        found = heun(data, x, chains, cfg, steps=steps)
+        noisy = exact(data, x, high, low)[:, :, None, None]
+        wanted = denoised(data, noisy, low, chains, 0.0)
+        return (found - wanted).norm().item()
 
     errors = [error(steps) for steps in (40, 80, 160)]
     for coarse, fine in pairwise(errors):
@@ -158,12 +159,14 @@ class TestModel:
         model.start.fit(data.train)
         assert not torch.equal(model.sample(2, [0, 1]), make_model(**self.SECTIONS).sample(2, [0, 1]))
 
-    def test_a_film_begins_with_noise_and_ends_with_the_image(self):
+    def test_a_film_shows_estimates_and_ends_with_the_image(self):
+        """The last step is x ← D(x; σ_min), so the estimate before it is the image, too."""
         model = make_model(**self.SECTIONS)
-        film = model.drawer().film([0, 1], frames=[0, 2, 4])
+        film = model.drawer().film([0, 1], frames=[0, 2, 3, 4])
         torch.testing.assert_close(film[-1], model.sample(2, [0, 1]))
-        assert ((film[0] == 0) | (film[0] == 1)).float().mean() > 0.9  # σ_max = 80, clipped
-        assert not torch.equal(film[0, 0], film[0, 1])
+        torch.testing.assert_close(film[-2], film[-1], rtol=1e-4, atol=1e-5)
+        assert ((film[0] > 0) & (film[0] < 1)).float().mean() > 0.9  # no noise of σ_max = 80, clipped
+        assert torch.equal(model.drawer().film([0], frames=[0], steps=1)[0], film[0, :1])
 
     def test_the_steps_of_a_film_are_those_of_its_chains(self):
         """Noise levels depend on their number."""

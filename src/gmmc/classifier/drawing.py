@@ -166,7 +166,8 @@ class Drawer:
     ) -> Tensor:
         """The chains of `sample(len(labels), labels, seed, steps=steps)` after some of the steps.
 
-        `frames`: numbers of steps done; 0 shows the images, or the noise, that the sampler begins with.
+        `frames`: numbers of steps done; 0 shows the images that the sampler begins with. A noise-conditional
+        sampler shows its estimates of the images at the noise level of the next step, and last the images.
         `steps`: length of the chains, by default the last frame.
         Returns (frames, n, channels, height, width).
         """

@@ -1,7 +1,7 @@
 """From logits to posteriors and classes, and the same weights at another γ²."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -67,7 +67,18 @@ class NoiseLevel(Predictor):
         self.training = model.training
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.model.head.logits_at(self.model.features(images, self.level), self.gamma2)
+        return self.model.head.logits_at(self.features(images), self.gamma2)
+
+    def features(self, images: Tensor) -> Tensor:
+        """φ at σ with the Gaussian term of the energy, differentiable."""
+        return self.model.features(images, self.level)
+
+    def tempered(self) -> Tempered:
+        """The model at σ with γ² left open. Scores and features that the model keeps are at another σ."""
+        network = self.model.tempered()
+        at_sigma = {"density_gamma2": self.gamma2, "density_sigma": self.level}
+        kept = {"reference": None, "distance": None, "noise_sizes": None, "noise_levels": ()}
+        return replace(network, module=self, features=self.features, **kept, **at_sigma)
 
     def energy(self, images, labels) -> Tensor:
         """E(x, y; σ) − log(C·π_y)."""

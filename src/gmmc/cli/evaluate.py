@@ -33,6 +33,13 @@ Attacked = Annotated[
 Surrogate = Annotated[
     str | None, typer.Option(help="robustness: a run whose adversarial images are tried too.")
 ]
+Sigma = Annotated[
+    float | None,
+    typer.Option(
+        help="Noise level of a model trained by denoising, for all but samples and generation; default: that "
+        "of its predictions. Results stand beside the others, as robustness@0.25."
+    ),
+]
 Features = Annotated[
     str | None,
     typer.Option(
@@ -74,6 +81,7 @@ def evaluate(
     attacks: Attacks = None,
     attacked: Attacked = None,
     surrogate: Surrogate = None,
+    sigma: Sigma = None,
     features: Features = None,
     generated: Generated = None,
     likelihood_images: LikelihoodImages = None,
@@ -96,7 +104,7 @@ def evaluate(
 
     changes = {"ood": tuple(ood) if ood else None, "samples": samples, "seed": seed, "attacks": attacks}
     changes |= {"attacked": attacked, "surrogate": surrogate, "features": features, "generated": generated}
-    changes |= {"likelihood_images": likelihood_images}
+    changes |= {"likelihood_images": likelihood_images, "sigma": sigma}
     place, results = shipped.workplace(run), read_results(shipped.newest(run))
     before = outside_sets(results)
     for name, result in evaluate_run(run, names or [], device, threads, **changes):

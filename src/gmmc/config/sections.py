@@ -336,6 +336,8 @@ class EvaluateOptions(EvaluateConfig):
     attacked: int = _number(0, at_least=0, at_most=1_000_000)  # test images; 0: the preset's, 256
     surrogate: str = ""  # a run whose adversarial images are tried on this model
     likelihood_images: int = _number(1000, at_least=2, at_most=1_000_000)  # test images for likelihood
+    # Noise level of a noise-conditional model in evaluations of its predictions; 0: denoising.class_sigma
+    sigma: float = _number(0.0, at_least=0, at_most=100)
     features: str = "auto"  # of generation and validation: auto, inception, small or a TorchScript file
 
     @classmethod

@@ -26,7 +26,7 @@ from gmmc.classifier.model import Classifier, pick_device
 from gmmc.config.schema import Config
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import Diverged, InputError, Interrupted
-from gmmc.estimator.recipe import chosen, lengthened, one_pass
+from gmmc.estimator.recipe import AUTOMATIC, chosen, lengthened, one_pass
 from gmmc.estimator.rows import Rows
 from gmmc.estimator.splits import held_out, joined, split
 from gmmc.pixels import is_vector
@@ -60,6 +60,10 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
     recipe : str, default="auto"
         A recipe of `gmmc train`, by file or name. "auto": "vectors"; for images up to 16×16 "images", both
         trained jointly; for larger images "photos", which learns the classes alone.
+    algorithm : {"contrastive", "denoising"}, default=None
+        Way to train. "denoising" learns without chains, see docs/denoising.md: "auto" is then
+        "vectors-denoising", or "images-denoising" for images up to 16×16, and there is none for larger ones.
+        None: the recipe's, and of "auto" contrastive.
     settings : mapping, default=None
         Changes to the recipe, as on the command line: {"train.clip": 10.0, "model.backbone": "mlp-3-128"}.
     start : str, default=None
@@ -100,6 +104,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         self,
         recipe="auto",
         *,
+        algorithm=None,
         settings=None,
         start=None,
         beta=None,
@@ -111,6 +116,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         verbose=False,
     ):
         self.recipe = recipe
+        self.algorithm = algorithm
         self.settings = settings
         self.start = start
         self.beta = beta
@@ -188,6 +194,9 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
             raise InputError(
                 f"min_updates must be a whole number, at least 0, got {shortened(self.min_updates)}"
             )
+        if self.algorithm is not None and self.algorithm not in tuple(AUTOMATIC):
+            known = ", ".join(map(repr, AUTOMATIC))
+            raise InputError(f"algorithm must be None or one of {known}, got {shortened(self.algorithm)}")
         if not isinstance(self.start, str | Path | None):
             raise InputError(f"start must name a run, a model file or a model, got {shortened(self.start)}")
         if not isinstance(self.settings, Mapping | None):
@@ -241,7 +250,7 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
             overrides["train.start"] = str(self.start)
         if self.beta is not None:
             overrides["train.beta"] = self.beta
-        return chosen(self.recipe, self._rows.shape, len(self.classes_), overrides)
+        return chosen(self.recipe, self._rows.shape, len(self.classes_), overrides, self.algorithm)
 
     # --- asking ---
 

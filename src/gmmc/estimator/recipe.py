@@ -18,23 +18,37 @@ from gmmc.pixels import Shape, is_vector
 
 SMALL_IMAGE = 16  # pixels a side up to which training with samples takes a minute on a CPU, not an hour
 PHASES = ("discriminative", "generative")
+# By algorithm: recipes for rows of numbers, for small images and for larger ones; "" where there is none.
+AUTOMATIC = {
+    "contrastive": ("vectors", "images", "photos"),
+    "denoising": ("vectors-denoising", "images-denoising", ""),
+}
 
 
-def chosen(recipe: str, shape: Shape, classes: int, overrides: Mapping[str, Any]) -> Config:
-    """A recipe by name or file, or the one for rows of this shape, with its overrides."""
+def chosen(
+    recipe: str, shape: Shape, classes: int, overrides: Mapping[str, Any], algorithm: str | None = None
+) -> Config:
+    """A recipe by name or file, or the one for rows of this shape, with its overrides.
+
+    `algorithm`: the one that the recipe must have; None for any.
+    """
     vectors = is_vector(shape)
     if recipe == "auto":
-        recipe = "vectors" if vectors else "images" if max(shape[1:]) <= SMALL_IMAGE else "photos"
+        recipe = automatic(shape, algorithm or "contrastive")
     if not isinstance(recipe, str | Path):
         raise InputError(f"recipe must be a name or a file, got {shortened(recipe)}")
     changes = {key: _plain(value) for key, value in overrides.items()}
-    if changes.get("train.beta") == 0:  # nothing is sampled, and no sampler needed
+    trained_by = changes.get("train.algorithm", train_section(recipe).get("algorithm"))
+    if changes.get("train.beta") == 0 and trained_by not in schema.NOISE_CONDITIONAL:  # nothing is sampled
         changes |= {"generative.epochs": 0, "sampler.name": SamplerConfig.name}
     if "train.start" not in changes:
         check_no_start(recipe)
         # Rows have no class names to choose a start by, and a silent fit would not report which it chose.
         changes["train.start"] = ""
     cfg = recipes.load(recipe, changes)
+    if algorithm not in (None, cfg.train.algorithm):
+        rule = f"algorithm must be None or {cfg.train.algorithm!r} with the recipe {shortened(recipe)}"
+        raise InputError(f'{rule}, got {algorithm!r}; recipe="auto" chooses one for it')
     if changes.get("train.beta") and not cfg.samples:
         rule = f"beta={cfg.train.beta:g} needs generative epochs, and the recipe {shortened(recipe)} has none"
         raise InputError(f'{rule}; give settings={{"generative.epochs": …}}, or another recipe')
@@ -47,12 +61,30 @@ def chosen(recipe: str, shape: Shape, classes: int, overrides: Mapping[str, Any]
     return cfg
 
 
+def automatic(shape: Shape, algorithm: str) -> str:
+    """Name of the recipe for rows of this shape."""
+    _, height, width = shape
+    large = max(height, width) > SMALL_IMAGE
+    recipe = AUTOMATIC[algorithm][0 if is_vector(shape) else 2 if large else 1]
+    if not recipe:
+        raise InputError(
+            f"algorithm={algorithm!r} has a recipe for images up to {SMALL_IMAGE}×{SMALL_IMAGE}, got "
+            f'{height}×{width}; larger ones need a GPU, and a recipe such as recipe="cifar10-denoising"'
+        )
+    return recipe
+
+
 def check_no_start(recipe: str | Path) -> None:
     """Refuse a recipe that names a start, which is a parameter here; "auto" is not followed."""
-    table = recipes.read_toml(recipes.find_recipe(recipe)).get("train")
-    named = table.get("start", "") if isinstance(table, dict) else ""
+    named = train_section(recipe).get("start", "")
     if named not in ("", schema.AUTO_START):
         raise InputError(f"recipe must leave train.start to the parameter start, got {shortened(named)}")
+
+
+def train_section(recipe: str | Path) -> dict[str, Any]:
+    """Section [train] of a recipe as it is written, not checked yet."""
+    table = recipes.read_toml(recipes.find_recipe(recipe)).get("train")
+    return table if isinstance(table, dict) else {}
 
 
 def lengthened(cfg: Config, rows: int, least_updates: int) -> Config:

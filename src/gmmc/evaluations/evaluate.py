@@ -12,15 +12,16 @@ from gmmc import __version__, pictures
 from gmmc.base.atomic import write_atomic
 from gmmc.base.outputs import PNG_MARK, check_replaceable, check_within, has_mark
 from gmmc.classifier.model import Classifier
+from gmmc.classifier.predictor import NoiseLevel
 from gmmc.classifier.scores import evaluating
 from gmmc.config.sections import EvaluateConfig, EvaluateOptions
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
-from gmmc.evaluations.registry import EVALUATIONS, LONG, choose
-from gmmc.evaluations.result import Result, conditions
+from gmmc.evaluations.registry import EVALUATIONS, LONG, NEED_SAMPLES, choose
+from gmmc.evaluations.result import Result, classifier_of, conditions
 from gmmc.pixels import Shape
 from gmmc.runs.folder import RunFolder
-from gmmc.runs.results import check_keeps_results, listed_files
+from gmmc.runs.results import check_keeps_results, entry_name, evaluation_of, listed_files
 
 
 def evaluate(
@@ -36,21 +37,24 @@ def evaluate(
     `model` is one of ours or any module of images in [0, 1] → logits. `out` is a run folder to keep results
     and pictures in, where `gmmc report` finds them, and where an interrupted evaluation goes on. `cfg` is
     [evaluate] of a recipe, or a `gmmc.config.EvaluateOptions`, which has a seed and more.
+
+    A model at a noise level of choice, `model.at_noise(0.25)`, is one of ours without samples. The run folder
+    keeps its results as "accuracy@0.25", beside those of the model itself.
     """
     results = {}
     options = cfg if isinstance(cfg, EvaluateOptions) else EvaluateOptions.of(cfg or EvaluateConfig())
     folder = None if out is None else RunFolder(out)
     if folder is not None:
         check_keeps_results(folder.path, "out")
-    for name, result in one_by_one(model, data, names, options, folder):
+    for entry, result in one_by_one(model, data, names, options, folder):
         if folder is not None:
-            result = keep(result, name, folder)
-        results[name] = result
+            result = keep(result, entry, folder)
+        results[evaluation_of(entry)[0]] = result
     return results
 
 
-def keep(result: Result, name: str, folder: RunFolder) -> Result:
-    """Write numbers and pictures; return what was written.
+def keep(result: Result, entry: str, folder: RunFolder) -> Result:
+    """Write numbers and pictures as this entry of results.json; return what was written.
 
     A picture is left out, with a flag, where there is a file that gmmc did not write, or a link out of the
     folder: the numbers may have taken hours.
@@ -74,7 +78,7 @@ def keep(result: Result, name: str, folder: RunFolder) -> Result:
         write_atomic(place, pictures.png(picture, {"gmmc": __version__}))
         written[path] = picture
     result = dataclasses.replace(result, pictures=written, flags=flags)
-    folder.save_results({name: result.entry()})
+    folder.save_results({entry: result.entry()})
     folder.forget(result.unfinished)
     return result
 
@@ -86,21 +90,38 @@ def one_by_one(
     cfg: EvaluateOptions,
     folder: RunFolder | None = None,
 ) -> Iterator[tuple[str, Result]]:
-    """Each evaluation as it is done. One that was asked for by name and is impossible is an error.
+    """Each evaluation as it is done, by the name of its entry in results.json.
 
-    Where all are meant, it is left out with the reason as its flag.
+    One that was asked for by name and is impossible is an error. Where all are meant, it is left out with the
+    reason as its flag.
     """
+    model = at_level(model, cfg.sigma)
     asked = [names] if isinstance(names, str) else list(names)
     chosen = choose(model, asked)
     check(model, data)
     for name in chosen:
         try:
             place = (folder,) if name in LONG else ()
-            yield name, tidy(EVALUATIONS[name](model, data, cfg, *place), model, data)
+            result = EVALUATIONS[name](model, data, cfg, *place)
         except InputError as error:
             if asked:
                 raise
-            yield name, tidy(Result({}, conditions(model), flags=[f"not measured: {error}"]), model, data)
+            result = Result({}, conditions(model), flags=[f"not measured: {error}"])
+        yield entry_of(name, model), tidy(result, name, model, data)
+
+
+def at_level(model: nn.Module, sigma: float) -> nn.Module:
+    """The model at the noise level of the option `sigma`; 0 leaves it as it is."""
+    if not sigma:
+        return model
+    if not isinstance(model, Classifier):
+        raise InputError(f"sigma must be 0 for a model that is no gmmc.Classifier, got {sigma:g}")
+    return model.at_noise(sigma)
+
+
+def entry_of(name: str, model: nn.Module) -> str:
+    """Name of the entry in results.json: at a noise level of choice with that level."""
+    return entry_name(name, model.level if isinstance(model, NoiseLevel) else None)
 
 
 def check(model: nn.Module, data: Dataset) -> None:
@@ -114,8 +135,9 @@ def check(model: nn.Module, data: Dataset) -> None:
         raise InputError(f"data must be a gmmc.data.Dataset, {makers}, got {type(data).__name__}")
     if len(data.test) == 0:
         raise InputError("an evaluation needs at least one test image, got none")
-    if isinstance(model, Classifier) and (model.shape, model.class_names) != (data.shape, data.class_names):
-        of_model, of_data = (describe(x.shape, x.class_names) for x in (model, data))
+    ours = classifier_of(model)
+    if ours is not None and (ours.shape, ours.class_names) != (data.shape, data.class_names):
+        of_model, of_data = (describe(x.shape, x.class_names) for x in (ours, data))
         raise InputError(f"the data must be like those of the training, {of_model}, got {of_data}")
     with evaluating(model) as prepared, torch.inference_mode():
         logits = model(prepared(data.test.images[:2]))
@@ -132,22 +154,36 @@ def describe(shape: Shape, class_names: tuple[str, ...]) -> str:
     return f"{'×'.join(map(str, shape))} with the classes {names}"
 
 
-def tidy(result: Result, model: nn.Module, data: Dataset) -> Result:
-    """Add the data set to the conditions; drop non-finite values, with a flag."""
-    told = {"data": data.name, **result.conditions}
+def tidy(result: Result, name: str, model: nn.Module, data: Dataset) -> Result:
+    """Add data set and noise level to the conditions; drop non-finite values, with a flag.
+
+    Pictures at a noise level of choice have a folder of their own.
+    """
+    told = {"data": data.name, **level_of(name, model), **result.conditions}
     if data.notes:
         told["data_notes"] = list(data.notes)
     sound = {key: value for key, value in result.values.items() if math.isfinite(value)}
     lost = [f"{key} is not a finite number and is left out" for key in result.values.keys() - sound.keys()]
     flags = [*doubts_of_held_out(model, data), *result.flags, *sorted(lost)]
-    return dataclasses.replace(result, values=sound, conditions=told, flags=flags)
+    entry = entry_of(name, model)
+    pictures = {path.replace(f"{name}/", f"{entry}/", 1): drawn for path, drawn in result.pictures.items()}
+    return dataclasses.replace(result, values=sound, conditions=told, flags=flags, pictures=pictures)
+
+
+def level_of(name: str, model: nn.Module) -> dict[str, float]:
+    """σ of the predictions of a noise-conditional model; nothing for an evaluation of its samples."""
+    ours = classifier_of(model)
+    if ours is None or ours.denoising is None or name in NEED_SAMPLES:
+        return {}
+    return {"sigma": model.level if isinstance(model, NoiseLevel) else ours.denoising.class_sigma}
 
 
 def doubts_of_held_out(model: nn.Module, data: Dataset) -> list[str]:
     """Flag data whose training images are those of the model, and whose other images are not."""
-    if not isinstance(model, Classifier) or "held_out_sha256" not in model.trained:  # of an older version
+    ours = classifier_of(model)
+    if ours is None or "held_out_sha256" not in ours.trained:  # of an older version
         return []
-    same = model.trained["held_out_sha256"] == data.held_out_fingerprint
-    if same or model.trained.get("data_sha256") != data.fingerprint:
+    same = ours.trained["held_out_sha256"] == data.held_out_fingerprint
+    if same or ours.trained.get("data_sha256") != data.fingerprint:
         return []
     return ["validation or test images are not those that the model was trained with"]

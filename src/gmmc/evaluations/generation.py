@@ -22,19 +22,16 @@ from gmmc.classifier.model import Classifier
 from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
-from gmmc.evaluations.buffer_images import KEPT, Buffer, most_confident, read_buffer
+from gmmc.evaluations.buffer_images import Buffer, most_confident, read_buffer
+from gmmc.evaluations.generation_conditions import OVERLAP_IMAGES, told
 from gmmc.evaluations.generation_flags import doubts
 from gmmc.evaluations.memorisation import Memorisation, compare
-from gmmc.evaluations.result import Result, conditions
+from gmmc.evaluations.result import Result
 from gmmc.fid import features
 from gmmc.fid.chain_images import evenly
 from gmmc.fid.feature_cache import known_features, training_features
 from gmmc.fid.features import FeatureNetwork
 from gmmc.fid.similarity import (
-    DENSITY_NEIGHBOURS,
-    KID_SIZE,
-    KID_SUBSETS,
-    PRECISION_NEIGHBOURS,
     Gaussian,
     frechet,
     inception_score,
@@ -49,17 +46,7 @@ from gmmc.runs.folder import RunFolder
 from gmmc.sampling.initial import NoiseStart
 
 FEWEST = 4  # images that anything can be said of
-OVERLAP_IMAGES = 10_000  # of each set: time grows with their square
 STARTS_AT_ONCE = 10_000  # in memory
-KID_PROTOCOL = f"{KID_SUBSETS} subsets of at most {KID_SIZE:,} images"
-
-SELECTION = {
-    "fresh": "none: fresh chains",
-    "start": "none: the images that the fresh chains start from, after 0 steps",
-    "buffer": "none: the replay buffer as training left it",
-    "paper": f"of the buffer, the most confident {KEPT:.0%} of each class that the model predicts",
-    "test": "none: real test images",
-}
 
 
 @dataclass(frozen=True)
@@ -114,14 +101,15 @@ def evaluate(
     if not isinstance(model.start, NoiseStart):
         add_start(network, draw_start(drawer, cfg.generated, cfg.seed), reference, scores, cfg.seed)
     found = compare(sets["fresh"].features, train, test.features)
-    followed = follow(network, model, drawer, cfg, sets["fresh"], reference, scores, work)
+    lengths = Lengths(model, drawer, cfg, work)
+    followed = lengths.scored(network, fresh, sets["fresh"], reference, scores)
     for name, value in found.values.items():
         scores.add(f"memorisation/{name}", value, found.interval if name == "closer_share" else None)
     return Result(
         values=scores.values,
         intervals=scores.ranges,
         curves={"nearest": found.curve} | followed,
-        pictures=draw_pictures(fresh, buffer, found, data, cfg.seed),
+        pictures=draw_pictures(fresh, buffer, found, data, cfg.seed) | lengths.picture(),
         flags=[
             *([f"buffer and paper are not measured: {missing}"] if missing else []),
             *doubts(scores.values, scores.ranges, scores.counts, network, model, drawer, data, buffer),
@@ -257,33 +245,41 @@ def add_overlap(scores: Scores, protocol: str, images: Images, reference: Images
         scores.add(f"{protocol}/{name}", value, interval)
 
 
-def follow(
-    network: FeatureNetwork,
-    model: Classifier,
-    drawer: Drawer,
-    cfg: EvaluateOptions,
-    fresh: Images,
-    reference: Images,
-    scores: Scores,
-    work: Path | None,
-) -> dict[str, Any]:
-    """FID and KID of the first chains, had they been shorter or longer; the curve, if it is wanted."""
-    counts = sorted(set(cfg.generation_steps))
-    number = min(cfg.generated_by_steps, cfg.generated)
-    if not counts or not number:
-        return {}
-    for steps in counts:
-        if steps == drawer.settings.steps:
-            images = fresh[torch.arange(number)]
-        else:
-            drawn_now = draw(model, drawer, number, cfg.seed, steps, work)
-            images = Images(network.features(drawn_now, f"samples of {steps} steps"))
-        scores.counts[f"steps_{steps}"] = number
-        add_distances(scores, f"steps_{steps}", images, reference, cfg.seed)
-    return {"steps": {"steps": counts, "fid": [scores.values[f"steps_{steps}/fid"] for steps in counts]}}
+class Lengths:
+    """The first fresh chains, had they been shorter or longer, for each of `generation_steps`."""
+
+    def __init__(self, model: Classifier, drawer: Drawer, cfg: EvaluateOptions, work: Path | None):
+        self.model, self.drawer, self.cfg, self.work = model, drawer, cfg, work
+        self.number = min(cfg.generated_by_steps, cfg.generated)
+        self.counts = sorted(set(cfg.generation_steps)) if self.number else []
+        self.shown: dict[int, Tensor] = {}  # number of steps → first images, uint8
+
+    def scored(
+        self, network: FeatureNetwork, fresh: Tensor, looked_at: Images, reference: Images, scores: Scores
+    ) -> dict[str, Any]:
+        """Add FID and KID of each length; return the curve, if it is wanted."""
+        for steps in self.counts:
+            if steps == self.drawer.settings.steps:
+                drawn_now, images = fresh, looked_at[torch.arange(self.number)]
+            else:
+                drawn_now = draw(self.model, self.drawer, self.number, self.cfg.seed, steps, self.work)
+                images = Images(network.features(drawn_now, f"samples of {steps} steps"))
+            self.shown[steps] = drawn_now[: min(GRID_COLUMNS, self.number)].clone()
+            scores.counts[f"steps_{steps}"] = self.number
+            add_distances(scores, f"steps_{steps}", images, reference, self.cfg.seed)
+        fids = [scores.values[f"steps_{steps}/fid"] for steps in self.counts]
+        return {"steps": {"steps": self.counts, "fid": fids}} if self.counts else {}
+
+    def picture(self) -> dict[str, Image]:
+        """A row per length, a seed per column."""
+        if not self.shown:
+            return {}
+        rows = torch.cat([as_unit(images) for images in self.shown.values()])
+        names = [f"{steps:,} steps" for steps in self.shown]
+        return {"generation/by_steps.png": grid(rows, len(rows) // len(names), names)}
 
 
-# --- what is shown and said ---
+# --- what is shown ---
 
 
 def draw_pictures(
@@ -297,64 +293,3 @@ def draw_pictures(
         places = evenly(len(buffer), GRID_COLUMNS**2)
         shown["generation/buffer.png"] = grid(as_unit(buffer.images[places]), GRID_COLUMNS)
     return shown
-
-
-def told(
-    model: Classifier,
-    drawer: Drawer,
-    data: Dataset,
-    cfg: EvaluateOptions,
-    network: FeatureNetwork,
-    counts: dict[str, int],
-    buffer: Buffer | None,
-) -> dict[str, Any]:
-    reference = reference_of(data)
-    if buffer:
-        reference += f"; paper: with the {len(data.test):,} test images too"
-    followed = {name: SELECTION["fresh"] for name in counts if name.startswith("steps_")}
-    protocol = {
-        "images": counts,
-        "reference": reference,
-        **told_of_features(network),
-        "selection": {name: SELECTION[name] for name in SELECTION if name in counts} | followed,
-        **told_of_chains(drawer, cfg),
-        "kid": KID_PROTOCOL,
-        "overlap": f"{PRECISION_NEIGHBOURS} neighbours (precision, recall), {DENSITY_NEIGHBOURS} (density, "
-        f"coverage), at most {OVERLAP_IMAGES:,} images of each set",
-        "intervals": "95%; KID: jackknife; shares: Wilson; none for FID and density",
-        "seed": cfg.seed,
-    }
-    if not network.classes:
-        protocol["inception_score"] = (
-            "not measured: this feature network has no class head; the official one (--features) has"
-        )
-    if buffer:
-        protocol["buffer"] = {"chains": len(buffer), "never_moved": buffer.untouched, "step": buffer.step}
-    return conditions(model, **protocol)
-
-
-def reference_of(data: Dataset) -> str:
-    return f"{len(data.train) + len(data.valid):,} training and validation images"
-
-
-def told_of_features(network: FeatureNetwork) -> dict[str, Any]:
-    return {"features": network.name, "features_precision": "float32 without TF32", "pixels": "uint8"}
-
-
-def told_of_chains(drawer: Drawer, cfg: EvaluateOptions) -> dict[str, Any]:
-    return {
-        "steps": drawer.settings.steps,
-        "seeds": f"{cfg.seed}..{cfg.seed + cfg.generated - 1}",
-        "start": f"{drawer.initial.name}, not the buffer",
-        "labels": f"0..{drawer.classes - 1} in turn",
-        **sampler_conditions(drawer),
-    }
-
-
-def sampler_conditions(drawer: Drawer) -> dict[str, Any]:
-    """The sampler, its precision and the settings that matter most."""
-    settings = drawer.sampler_settings()
-    values = {"sampler": settings.pop("name"), "sampler_precision": drawer.precision}
-    if "sigma_data" in settings:
-        return values | settings
-    return values | {"alpha": settings["alpha"], "max_step": settings["max_step"] or "no limit"}

@@ -7,12 +7,11 @@ from torch import Tensor, nn
 from gmmc.base import intervals
 from gmmc.base.progress import Progress
 from gmmc.base.seeds import generator
-from gmmc.classifier.model import Classifier
 from gmmc.classifier.scores import batched, check_finite, tempered
 from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
-from gmmc.evaluations.result import Result, conditions
+from gmmc.evaluations.result import Result, classifier_of, conditions
 
 IMAGES = 2000  # on the map, at most
 NEIGHBOURS = 10
@@ -32,7 +31,7 @@ def evaluate(model: nn.Module, data: Dataset, cfg: EvaluateOptions) -> Result:
         model,
         split="test",
         images=len(some),
-        features="φ(x)" if isinstance(model, Classifier) else "logits",
+        features="φ(x)" if classifier_of(model) else "logits",
         map=f"t-SNE, perplexity {perplexity(len(some)):.3g}",
         seed=cfg.seed,
     )

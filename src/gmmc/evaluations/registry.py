@@ -11,6 +11,7 @@ from torch import nn
 
 from gmmc.base.text import shortened, suggestion
 from gmmc.classifier.model import Classifier
+from gmmc.classifier.predictor import NoiseLevel
 from gmmc.errors import InputError
 from gmmc.evaluations import (
     accuracy,
@@ -54,6 +55,8 @@ def choose(model: nn.Module, names: Iterable[str]) -> list[str]:
     for name in chosen:
         if name not in EVALUATIONS:
             raise InputError(f"unknown evaluation {shortened(name)}; {suggestion(name, EVALUATIONS)}")
+        if name in NEED_SAMPLES | NEED_NOISE and isinstance(model, NoiseLevel):
+            raise InputError(f"sigma must be left out for {name!r}, which goes through all noise levels")
         if name in NEED_SAMPLES:
             if not isinstance(model, Classifier):
                 got = type(model).__name__

@@ -13,6 +13,7 @@ from gmmc import __version__
 from gmmc.base import provenance
 from gmmc.classifier.build import recipe_of
 from gmmc.classifier.model import Classifier
+from gmmc.classifier.predictor import FixedTemperature, NoiseLevel
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,16 @@ def conditions(model: nn.Module, **protocol: Any) -> dict[str, Any]:
         "gmmc": __version__,
         "commit": provenance.commit(),
     }
-    if not isinstance(model, Classifier):
+    ours = classifier_of(model)
+    if ours is None:
         return measured
-    measured["trained"] = dict(model.trained)
-    if model.cfg is not None:
-        measured["settings"] = dataclasses.asdict(recipe_of(model))
+    measured["trained"] = dict(ours.trained)
+    if ours.cfg is not None:
+        measured["settings"] = dataclasses.asdict(recipe_of(ours))
     return measured
+
+
+def classifier_of(module: nn.Module) -> Classifier | None:
+    """A classifier of gmmc, also behind another temperature or noise level; None for other networks."""
+    found = module.model if isinstance(module, FixedTemperature | NoiseLevel) else module
+    return found if isinstance(found, Classifier) else None

@@ -10,7 +10,7 @@ from gmmc.base.text import print_line, shortened
 from gmmc.classifier.build import recipe_of
 from gmmc.config.sections import EvaluateOptions
 from gmmc.errors import InputError
-from gmmc.evaluations.evaluate import keep, one_by_one
+from gmmc.evaluations.evaluate import at_level, keep, one_by_one
 from gmmc.evaluations.registry import choose
 from gmmc.evaluations.result import Result
 from gmmc.runs import shipped
@@ -37,13 +37,14 @@ def evaluate_run(
     names: Sequence[str],
     device: str,
     count: int | None = None,
-    **changes: int | str | tuple[str, ...] | None,
+    **changes: float | str | tuple[str, ...] | None,
 ) -> Iterator[tuple[str, Result]]:
     """Measure a finished run on its own data, one evaluation after the other.
 
     Each is in results.json, and its pictures in the folder, before the next begins. `changes` are settings of
     `EvaluateOptions`; None leaves one as the recipe has it, or at its default. Of a model that ships with
-    gmmc the copy in runs/ is evaluated. `count`: threads, see `load_model`.
+    gmmc the copy in runs/ is evaluated. `count`: threads, see `load_model`. Yields entries
+    of results.json by their names, which have the noise level in them where one was chosen.
     """
     if not shipped.find(run).is_dir():
         models = shipped.listed("; models that ship with gmmc")
@@ -51,23 +52,23 @@ def evaluate_run(
         raise InputError(f"RUN must be a run folder, got {got}{models}")
     check_keeps_results(shipped.workplace(run), "RUN")
     model = load_model(run, device, count)
-    choose(model, names)  # refuse before the work what cannot be done
-    for option, takers in OPTION_OF.items():
-        if changes.get(option) is not None and not {*takers} & {*(names or choose(model, []))}:
-            wanted = " or ".join(f"`gmmc evaluate RUN {name}`" for name in takers)
-            raise InputError(
-                f"--{option.replace('_', '-')} is for {wanted}, got {', '.join(names) or 'no name'}"
-            )
     given = {key: value for key, value in changes.items() if value is not None}
     cfg = EvaluateOptions.of(recipe_of(model).evaluate, **given)
+    measured = at_level(model, cfg.sigma)
+    chosen = choose(measured, names)  # refuse before the work what cannot be done
+    for option, takers in OPTION_OF.items():
+        if changes.get(option) is not None and not {*takers} & {*chosen}:
+            wanted = " or ".join(f"`gmmc evaluate RUN {name}`" for name in takers)
+            got = ", ".join(names) or "no name"
+            raise InputError(f"--{option.replace('_', '-')} is for {wanted}, got {got}")
     if not names and not model.can_sample:
         print_line("samples is left out: this model was trained without samples", file=sys.stderr)
     data = load_data(model, run)
     folder = own_folder(run)
     if (metrics := folder.metrics()) and "seconds" in metrics[-1]:
         model.trained["seconds"] = metrics[-1]["seconds"]
-    for name, result in one_by_one(model, data, names, cfg, folder):
-        yield name, keep(result, name, folder)
+    for entry, result in one_by_one(model, data, names, cfg, folder):
+        yield entry, keep(result, entry, folder)
 
 
 def own_folder(run: str) -> RunFolder:

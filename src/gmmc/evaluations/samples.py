@@ -20,14 +20,17 @@ from gmmc.classifier.model import Classifier
 from gmmc.config.sections import EvaluateOptions
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
-from gmmc.evaluations.generation import sampler_conditions
+from gmmc.evaluations.generation_conditions import sampler_conditions
 from gmmc.evaluations.result import Result, conditions
+from gmmc.noise import levels
 from gmmc.pictures import GRID_COLUMNS, grid
 from gmmc.pixels import as_unit, to_uint8
+from gmmc.sampling.samplers import SAMPLERS
 
 # An SVM's time grows with the pixels and with the square of the images.
 JUDGE_IMAGES, JUDGE_PIXELS = 10_000, 10_000_000
 FILM_CHAINS = 10
+FILM_FRAMES = 9  # noise levels
 
 
 def evaluate(model: Classifier, data: Dataset, cfg: EvaluateOptions) -> Result:
@@ -84,12 +87,14 @@ def draw_pictures(
     names, classes = model.class_names, len(model.class_names)
     columns = min(GRID_COLUMNS, len(images) // classes)
     energies = model.energy(images, labels).cpu()
-    frames = film_frames(drawer.settings.steps)
+    frames = film_frames(drawer)
     shown = torch.arange(min(classes, FILM_CHAINS))
     count = GRID_COLUMNS**2
     with Progress("sampling pictures", count + len(shown)) as bar:
         drawn = drawer.sample(count, seed=seed, on_progress=bar.update).cpu()
-        film = drawer.film(shown, seed, frames=frames, on_progress=lambda done: bar.update(count + done))
+        film = drawer.film(
+            shown, seed, frames=list(frames), on_progress=lambda done: bar.update(count + done)
+        )
         bar.update(count + len(shown))
     shown_names = [names[y] for y in shown]
     return {
@@ -98,7 +103,7 @@ def draw_pictures(
         "samples/nearest.png": grid(lowest(images, energies, labels, columns), columns, names),
         "samples/farthest.png": grid(lowest(images, -energies, labels, columns), columns, names),
         "samples/film.png": grid(
-            film.cpu().transpose(0, 1).flatten(0, 1), len(frames), shown_names, [str(step) for step in frames]
+            film.cpu().transpose(0, 1).flatten(0, 1), len(frames), shown_names, list(frames.values())
         ),
     }
 
@@ -154,7 +159,16 @@ def lowest(images: Tensor, energies: Tensor, labels: Tensor, count: int) -> Tens
     return images[torch.cat(chosen)]
 
 
-def film_frames(steps: int) -> list[int]:
-    """0, 1, 2, 5, 10, 20, 50, … and the last step."""
-    marks = [m * 10**power for power in range(len(str(steps))) for m in (1, 2, 5)]
-    return [0, *(mark for mark in marks if mark < steps), steps]
+def film_frames(drawer: Drawer) -> dict[int, str]:
+    """Steps of chains to show, with a title each.
+
+    The numbers of steps 0, 1, 2, 5, 10, … and the last one; of a noise-conditional sampler evenly spaced
+    steps with the noise levels of the estimates they show, and the image.
+    """
+    steps, cfg = drawer.settings.steps, drawer.settings.sampler
+    if not SAMPLERS[cfg.name].noise_conditional:
+        marks = [m * 10**power for power in range(len(str(steps))) for m in (1, 2, 5)]
+        return {step: str(step) for step in (0, *(mark for mark in marks if mark < steps), steps)}
+    sigmas = levels(steps, cfg.sigma_min, cfg.sigma_max, cfg.rho)
+    chosen = dict.fromkeys(i * steps // FILM_FRAMES for i in range(FILM_FRAMES))
+    return {step: f"{sigmas[step]:.2g}" for step in chosen} | {steps: "image"}

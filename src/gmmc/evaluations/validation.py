@@ -21,8 +21,6 @@ from gmmc.errors import InputError
 from gmmc.evaluations.accuracy import logits_of
 from gmmc.evaluations.buffer_images import Buffer
 from gmmc.evaluations.generation import (
-    KID_PROTOCOL,
-    SELECTION,
     Images,
     Scores,
     add_distances,
@@ -31,6 +29,10 @@ from gmmc.evaluations.generation import (
     draw,
     find_buffer,
     labels_of,
+)
+from gmmc.evaluations.generation_conditions import (
+    KID_PROTOCOL,
+    SELECTION,
     reference_of,
     told_of_chains,
     told_of_features,
@@ -51,7 +53,7 @@ def evaluate(
 ) -> Result:
     """The run folder, if any, holds the replay buffer, and meanwhile the chains drawn so far.
 
-    Of a model that was trained without samples there is the accuracy alone.
+    Of a module that draws no samples there is the accuracy alone.
     """
     if not len(data.valid):
         raise InputError("validation needs validation images, got none; train with data.valid above 0")
@@ -59,7 +61,7 @@ def evaluate(
     told: dict[str, Any] = {"split": "validation", "images": len(data.valid)}
     if not can_sample(model):
         add_accuracy(scores, model, data.valid)
-        told |= {"generated": 0, "samples": "not measured: the model was trained without any"}
+        told |= {"generated": 0, "samples": "not measured: this module draws none"}
         return Result(scores.values, conditions(model, **told, seed=cfg.seed), scores.ranges)
     check_counts("validation", data, cfg, ("train",))
     network = features.find(cfg.features, data, model.device)

@@ -152,7 +152,10 @@ def metadata(model: Classifier) -> dict[str, str]:
         "priors": json.dumps(model.head.priors.tolist()),
         "gamma2": repr(reference.gamma2 if reference else stored),  # of the graph's logits and posterior
         "gamma2_stored": repr(stored),
+        "gamma2_density": repr(model.density_gamma2),  # of the densities
     }
+    if model.denoising is not None:
+        facts["sigma"] = repr(model.denoising.class_sigma)  # noise level of all outputs
     if reference is None:
         return facts
     facts["gamma2_fitted"] = repr(reference.gamma2)

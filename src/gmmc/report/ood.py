@@ -33,8 +33,8 @@ ROOMY = 6  # columns that fit without being set closer
 class Places:
     """Which sets, scores and temperatures the runs have: names are {set}/{score}/{temperature}/{measure}."""
 
-    def __init__(self, runs: Sequence[Run]):
-        entries = [run.results["ood"] for run in runs if "ood" in run.results]
+    def __init__(self, runs: Sequence[Run], name: str = "ood"):
+        entries = [run.results[name] for run in runs if name in run.results]
         places = [key.rsplit("/", 3) for entry in entries for key in entry.values]
         places = [place for place in places if len(place) == 4]
         self.sets = _ordered((place[0] for place in places), SETS)
@@ -68,7 +68,7 @@ def _ordered(found, known: dict[str, str]) -> list[str]:
 
 
 def out_of_distribution(name: str, runs: Sequence[Run], _: int) -> list[Group]:
-    places = Places(runs)
+    places = Places(runs, name)
     if not places.scores:
         return []
     first = {score: places.at(score) for score in places.scores}

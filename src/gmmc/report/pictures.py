@@ -12,6 +12,7 @@ from gmmc.base.open_image import opened, pillow_rules
 from gmmc.base.text import printable
 from gmmc.report.parts import Panel, having
 from gmmc.report.reading import Run
+from gmmc.runs.results import evaluation_of
 
 ALL_PICTURES = 3_500_000  # bytes of a page
 QUALITIES = (90, 75, 50)
@@ -24,8 +25,15 @@ CAPTIONS = {
         "Samples farthest from their class mean",
         "chosen: the most energy of each class",
     ),
-    "samples/film.png": ("From noise to image", "a chain per row, its number of steps above"),
+    "samples/film.png": (
+        "From noise to image",
+        "a chain per row; above its number of steps, or the noise level σ of an estimate of the image",
+    ),
     "generation/fresh.png": ("Fresh samples", "the first seeds, classes in turn, none left out"),
+    "generation/by_steps.png": (
+        "Fresh samples by number of steps",
+        "a row per number of steps, a seed per column, classes in turn, none left out",
+    ),
     "generation/nearest.png": (
         "Nearest training images",
         "first a sample, then the training images nearest to it in feature space",
@@ -49,7 +57,7 @@ def share(runs: list[Run]) -> int:
 def panels(name: str, runs: Sequence[Run], most: int) -> list[Panel]:
     """The pictures of an evaluation; those of a kind stand together, run below run."""
     files = dict.fromkeys(str(file) for _, entry in having(name, runs) for file in entry.files)
-    order = [file for file in CAPTIONS if file in files]
+    order = [file for known in CAPTIONS for file in files if usual(file) == known]
     order += [file for file in files if file not in order]
     return [
         panel(run, file, most, several=len(runs) > 1)
@@ -59,10 +67,16 @@ def panels(name: str, runs: Sequence[Run], most: int) -> list[Panel]:
     ]
 
 
+def usual(file: str) -> str:
+    """Path of the same picture at the model's own noise level."""
+    folder, slash, name = file.partition("/")
+    return f"{evaluation_of(folder)[0]}{slash}{name}"
+
+
 def panel(run: Run, file: str, most: int, *, several: bool) -> Panel:
     """A picture that results.json names; one that is gone is told, not left out."""
     shown = printable(file)
-    title, detail = CAPTIONS.get(file, (shown, ""))
+    title, detail = CAPTIONS.get(usual(file), (shown, ""))
     alt = f"{title} of the run {run.name}{', ' + detail if detail else ''}."
     detail = " · ".join(filter(None, [run.name if several else "", detail]))
     try:

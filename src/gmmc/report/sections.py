@@ -26,6 +26,7 @@ from gmmc.report.parts import (
 )
 from gmmc.report.reading import Entry, Run
 from gmmc.report.robustness import autoattack, robustness
+from gmmc.runs.results import evaluation_of
 
 LABELS = {
     "top1": "accuracy",
@@ -48,7 +49,10 @@ LABELS = {
 
 def build(name: str, runs: Sequence[Run], picture_bytes: int) -> Section:
     """The section of one evaluation, for all runs side by side."""
-    title, text, builder = KNOWN.get(name, (label(name), "", generic))
+    evaluation, sigma = evaluation_of(name)
+    title, text, builder = KNOWN.get(evaluation, (label(name), "", generic))
+    if sigma and evaluation in KNOWN:
+        title += f" at σ = {sigma}"
     groups = builder(name, runs, picture_bytes)
     # A name of the future may be any text, which no link can be trusted with.
     key = name if name in KNOWN else f"evaluation-{names(runs).index(name) + 1}"
@@ -344,6 +348,8 @@ ORDER = list(KNOWN)
 
 
 def names(runs: Sequence[Run]) -> list[str]:
-    """The evaluations of all runs, known ones first."""
+    """The evaluations of all runs, known ones first, each before the same at noise levels of choice."""
     found = dict.fromkeys(name for run in runs for name in run.results)
-    return [name for name in ORDER if name in found] + [name for name in found if name not in ORDER]
+    known = [name for name in found if evaluation_of(name)[0] in ORDER]
+    known.sort(key=lambda name: (ORDER.index(evaluation_of(name)[0]), name not in ORDER))
+    return known + [name for name in found if name not in known]

@@ -35,6 +35,17 @@ def read_results(run: Path) -> dict[str, Any]:
     return results
 
 
+def entry_name(evaluation: str, sigma: float | None = None) -> str:
+    """Name of the entry of an evaluation: robustness, or robustness@0.25 at a noise level of choice."""
+    return evaluation if sigma is None else f"{evaluation}@{sigma!r}"
+
+
+def evaluation_of(entry: str) -> tuple[str, str]:
+    """Name of the evaluation of an entry, and its noise level as text, empty where none was chosen."""
+    evaluation, _, sigma = entry.partition("@")
+    return evaluation, sigma
+
+
 def outside_sets(results: dict[str, Any]) -> set[str]:
     """Names of the other sets of images in the entry of the evaluation `ood`."""
     found: Any = results

@@ -72,6 +72,7 @@ def input_gradient(total: Callable[[Tensor, Tensor], Tensor], x: Tensor, goal: T
 
 
 # --- the samplers: chains x′, `steps` further; `on_step` is shown them before the first step, then after each
+# (`heun` shows it the estimates D of the images before each step instead, as its chains are mostly noise)
 
 OnStep = Callable[[int, Tensor], object]  # of the number of steps done, and the chains
 
@@ -142,21 +143,23 @@ def heun(
     """
     levels = [*noisy.levels(steps, cfg.sigma_min, cfg.sigma_max, cfg.rho), 0.0]
     x = x + levels[0] * chains.noise.normal(*x.shape[1:])
-    on_step(0, x)
 
-    def slope(x: Tensor, sigma: float) -> Tensor:
-        return (x - denoised(gradient, x, sigma, chains, cfg.guidance)) / sigma
+    def clean(x: Tensor, sigma: float) -> Tensor:
+        return denoised(gradient, x, sigma, chains, cfg.guidance)
 
     for t, (sigma, after) in enumerate(pairwise(levels)):
         higher = noisy.churned(sigma, steps, cfg.churn, *CHURNED)
         if higher > sigma:
             x = x + (higher**2 - sigma**2) ** 0.5 * chains.noise.normal(*x.shape[1:])
-        first = slope(x, higher)
+        estimate = clean(x, higher)
+        on_step(t, estimate)
+        first = (x - estimate) / higher
         moved = x + (after - higher) * first
         if after:
-            moved = x + (after - higher) * 0.5 * (first + slope(moved, after))
+            second = (moved - clean(moved, after)) / after
+            moved = x + (after - higher) * 0.5 * (first + second)
         x = moved
-        on_step(t + 1, x)
+    on_step(steps, x)
     return x
 
 
