@@ -2,8 +2,8 @@
 
     python benchmarks/scores.py --out results/scores.json     # some minutes on one core
 
-Tasks and strangers are those of the novelty in tables.py. Every score is of the same fitted model: one trained
-by Langevin chains (recipe vectors), and one by denoising (vectors-denoising).
+Tasks and strangers are those of the novelty in tables.py. Every score is of the same fitted model; one is
+trained by Langevin chains (recipe vectors), one by denoising (vectors-denoising).
 """
 
 import argparse

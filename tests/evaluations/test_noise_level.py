@@ -17,7 +17,7 @@ from gmmc.evaluations.attack_run import open_store
 from gmmc.evaluations.attacks import protocol
 from gmmc.evaluations.attacks.gradient import gradient_of
 from gmmc.evaluations.attacks.target import Target
-from gmmc.evaluations.registry import EVALUATIONS, NEED_SAMPLES
+from gmmc.evaluations.registry import EVALUATIONS, NEED_NOISE, NEED_SAMPLES
 from gmmc.evaluations.result import conditions
 from gmmc.evaluations.temperatures import temperatures, used
 from gmmc.report.page import write_report
@@ -29,7 +29,7 @@ from gmmc.train.loop import train
 SIGMA = 0.25
 SQUARE = Image.new("L", (8, 8))
 SMALL = EvaluateOptions(attacked=4, ood=("noise",))
-OF_PREDICTIONS = [name for name in EVALUATIONS if name not in NEED_SAMPLES]
+OF_PREDICTIONS = [name for name in EVALUATIONS if name not in NEED_SAMPLES | NEED_NOISE]
 BY_DENOISING = {
     "model": {"backbone": "smooth-mlp-2-16", "dim": 9, "scale": 1.0},
     "train": {"algorithm": "denoising"},
@@ -60,6 +60,12 @@ def test_every_evaluation_of_predictions_names_its_level(name, denoiser):
     assert result.conditions["settings"]["train"]["algorithm"] == "denoising"
     (own,) = gmmc.evaluate(denoiser, tiny_data(), name, dataclasses.replace(SMALL, generated=30)).values()
     assert own.conditions["sigma"] == denoiser.denoising.class_sigma
+
+
+@pytest.mark.parametrize("name", sorted(NEED_NOISE))
+def test_what_goes_through_all_levels_has_none(name, denoiser):
+    with pytest.raises(InputError, match=f"sigma must be left out for '{name}'"):
+        gmmc.evaluate(denoiser.at_noise(SIGMA), tiny_data(), name, SMALL)
 
 
 @pytest.mark.parametrize("name", sorted(NEED_SAMPLES))
