@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gmmc.base.names import AUTOATTACK_PARTS
+from gmmc.base.names import AUTOATTACK_PARTS, SCORES
 from gmmc.base.tables import Table, as_markdown
 from gmmc.report import published
 from gmmc.report.attacks import preset_of, worst_case
@@ -722,6 +722,74 @@ def levels_table() -> str:
     return f"{stabiliser_table()}\n{table(header, rows)}\n{caption}\n"
 
 
+def by_score(entry: dict[str, Any]) -> str:
+    """AUROC of every score, at its first temperature, on every set; then the shares that are accepted."""
+    values, sets = entry["values"], [*entry["conditions"]["outside"]]
+    places = [key.split("/") for key in values if key.endswith("/auroc") and key.startswith(f"{sets[0]}/")]
+    first: dict[str, str] = {}
+    for _, score, at, _ in places:
+        first.setdefault(score, at)
+    rows = [
+        [SCORES[score].replace("|", "\\|"), *(f"{values[f'{s}/{score}/{at}/auroc']:.3f}" for s in sets)]
+        for score, at in first.items()
+    ]
+    rule = entry["conditions"]["abstains"]
+    accepted = [f"{values[f'{s}/accepted']:.0%}" for s in sets]
+    inside = f"{values['test images/accepted']:.1%}"
+    rows.append([f"accepted by {SCORES[rule['score']]}; test images {inside}", *accepted])
+    return table(["AUROC", *(SETS.get(s, s) for s in sets)], rows)
+
+
+def of_images(entry: dict[str, Any]) -> str:
+    """Conditions of an OOD result in a sentence."""
+    told = entry["conditions"]
+    sets = ", ".join(f"{SETS.get(name, name)} {count:,}" for name, count in told["outside"].items())
+    return f"{told['inside']}; {sets}. {told['hardware']}, commit {told['commit'][:10]}"
+
+
+def shipped_scores() -> str:
+    entry = results("cifar10-ood")["ood"]
+    told = (
+        f"The shipped model: {of_images(entry)}. Combined: {entry['conditions']['combined']}. All of it: "
+        "[results/cifar10-ood.json](../results/cifar10-ood.json), by `gmmc evaluate cifar10 ood`."
+    )
+    return f"{by_score(entry)}\n{told}\n"
+
+
+def digits_scores() -> str:
+    entry = results("digits-denoising")["ood"]
+    levels = ", ".join(f"{sigma:.2g}" for sigma in entry["conditions"]["noise_levels"])
+    told = (
+        f"`digits-denoising`, one training, seed 0: {of_images(entry)}. Levels σ: {levels}. All of it: "
+        "[results/digits-denoising.json](../results/digits-denoising.json), by "
+        "`gmmc evaluate runs/digits-denoising ood`."
+    )
+    return f"{by_score(entry)}\n{told}\n"
+
+
+def table_scores() -> str:
+    """AUROC of novelty on tables by every score, of both ways to train."""
+    found, parts = results("scores"), []
+    for place, words in (("tables", "by Langevin chains"), ("by_denoising", "by denoising")):
+        tables = found[place]
+        scores = [score for score in SCORES if score in next(iter(tables.values()))["auroc"]]
+        rows = [
+            [
+                SCORES[score].replace("|", "\\|"),
+                *(f"{entry['auroc'][score]:.2f}" for entry in tables.values()),
+            ]
+            for score in scores
+        ]
+        parts.append(table([f"AUROC, trained {words}", *tables], rows))
+    conditions = found["conditions"]
+    told = (
+        f"{conditions['protocol']} Seed {conditions['seed']}, {conditions['hardware']}, commit "
+        f"{conditions['commit'][:10]}: [results/scores.json](../results/scores.json), by "
+        "[benchmarks/scores.py](../benchmarks/scores.py)."
+    )
+    return "\n".join([*parts, f"{told}\n"])
+
+
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "digits": digits_table,
@@ -738,6 +806,9 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "autoattack": autoattack_table,
         "startup": startup_table,
         "transfer": all_transfers,
+        "cifar10-ood": shipped_scores,
+        "digits-denoising": digits_scores,
+        "scores": table_scores,
     },
     "docs/tables.md": {"tables": tables_table},
     "docs/denoising.md": {"denoising-cpu": denoising_cpu_table, "cifar10-denoising": stabiliser_table},

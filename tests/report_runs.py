@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from gmmc.base.names import SCORES
 from gmmc.config import recipes
 from gmmc.report.page import write_report
 
 CLASSES = ["plane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 TEMPERATURES = ("paper", "unit", "fitted")
-SCORES = ("log_density", "span_density", "residual", "neighbours", "max_posterior", "gradient_norm")
 OLDER_SCORES = ("log_density", "max_posterior", "gradient_norm")
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from report_runs import denoising_entry, likelihood_entry, make_run, page_of
+from report_runs import denoising_entry, likelihood_entry, make_run, ood_entry, page_of
 
 
 def words(page, name) -> str:
@@ -56,3 +56,17 @@ def test_runs_of_other_classes_have_no_table_by_class(tmp_path):
     ]
     page = page_of(*runs, out=tmp_path / "page.html")
     assert "by class" not in words(page, "likelihood")
+
+
+def test_the_score_to_abstain_by_comes_first_with_its_name(tmp_path):
+    entry = ood_entry()
+    sets = {place.split("/")[0] for place in entry["values"] if place.endswith("/auroc")}
+    entry["conditions"]["abstains"] = {"score": "combined", "tpr": 0.95, "below": -5.0}
+    page = page_of(make_run(tmp_path / "run", {"ood": entry}), out=tmp_path / "page.html")
+    glance, section = words(page, "headline"), words(page, "ood")
+    assert "AUROC of the score to abstain by" in glance
+    assert glance.count(", combined p-values") == len(sets)
+    found = re.findall(r"Distribution of ([\w ()-]+?) (?:Each|SVHN|Distribution)", section)
+    assert found[0] == "combined p-values"
+    assert "combined p-values run" in section  # without a temperature, which it does not have
+    assert "log p(x), γ = 1 run" in section

@@ -17,7 +17,7 @@ from gmmc.classifier.scores import evaluating
 from gmmc.config.sections import EvaluateConfig, EvaluateOptions
 from gmmc.data.splits import Dataset
 from gmmc.errors import InputError
-from gmmc.evaluations.registry import EVALUATIONS, LONG, NEED_SAMPLES, choose
+from gmmc.evaluations.registry import EVALUATIONS, LONG, NEED_NOISE, NEED_SAMPLES, choose
 from gmmc.evaluations.result import Result, classifier_of, conditions
 from gmmc.pixels import Shape
 from gmmc.runs.folder import RunFolder
@@ -171,9 +171,9 @@ def tidy(result: Result, name: str, model: nn.Module, data: Dataset) -> Result:
 
 
 def level_of(name: str, model: nn.Module) -> dict[str, float]:
-    """σ of the predictions of a noise-conditional model; nothing for an evaluation of its samples."""
+    """σ of the predictions of a noise-conditional model; nothing for one of samples or all levels."""
     ours = classifier_of(model)
-    if ours is None or ours.denoising is None or name in NEED_SAMPLES:
+    if ours is None or ours.denoising is None or name in NEED_SAMPLES | NEED_NOISE:
         return {}
     return {"sigma": model.level if isinstance(model, NoiseLevel) else ours.denoising.class_sigma}
 

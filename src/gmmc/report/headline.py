@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gmmc.base.names import AUTOATTACK, PAPER_PGD, TEMPERATURES, WORST_CASE
+from gmmc.base.names import AUTOATTACK, PAPER_PGD, SCORES, TEMPERATURES, WORST_CASE
 from gmmc.base.tables import MISSING, Cell, Line, Table
 from gmmc.report import published, sections, speed
 from gmmc.report.attacks import worst_case
 from gmmc.report.numbers import duration, plain, printed
-from gmmc.report.ood import SETS, Places
+from gmmc.report.ood import SETS, Places, rule
 from gmmc.report.parts import NOT_OURS, Group, Section, add_published, cells, flags, having
 from gmmc.report.reading import Run
 
@@ -95,6 +95,7 @@ GROUPS: dict[str, tuple[str, tuple[Wanted, ...]]] = {
             Wanted("Inception Score, likewise", "paper/inception_score", "inception_score", ("hybrid",)),
         ),
     ),
+    "likelihood": ("Likelihood", (Wanted("bits per dimension, the lower the better", "bits_per_dim"),)),
     "bench": ("Speed, as a multiple of a plain loop’s on the same machine", ()),  # likewise per network
     "latent": ("Features", (Wanted("accuracy of nearest neighbours", "knn_accuracy"),)),
 }
@@ -112,6 +113,8 @@ def headline(runs: Sequence[Run]) -> Section:
         if any(name in run.results for run in runs):
             shown = title.format(temperature=at) + measured_on(name, runs)
             table.lines += group_lines(name, shown, runs, models, others, table)
+        if name == "ood":
+            table.lines += abstaining_lines(runs, places, len(models))
     table.lines += training_lines(runs, len(models))
     groups = [Group(tables=[table]), *literature(runs)]
     return Section("headline", "At a glance", small_print(runs), groups=groups)
@@ -191,6 +194,19 @@ def group_lines(
             lines.append(Line(wanted.label, [*ours, *theirs]))
     lines += doubts(name, runs)
     return lines if len(lines) > 1 else []
+
+
+def abstaining_lines(runs: Sequence[Run], places: Places, others: int) -> list[Line]:
+    """AUROC of the scores that the runs abstain by, where they are others than log p(x)."""
+    entries = [run.results.get("ood") for run in runs]
+    chosen = dict.fromkeys(str(rule(run)["score"]) for run in runs if rule(run))
+    lines = []
+    for score in (score for score in chosen if score != DENSITY and score in places.scores):
+        for s in places.sets:
+            ours = cells(entries, [f"{s}/{score}/{places.at(score)}/auroc"] * len(runs))
+            label = f"{SETS.get(s, s)}, {SCORES.get(score, score)}"
+            lines.append(Line(label, [*ours, *[Cell("")] * others]))
+    return [Line("Other images (AUROC of the score to abstain by)", kind="group"), *lines] if lines else []
 
 
 def doubts(name: str, runs: Sequence[Run]) -> list[Line]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gmmc.base.names import SCORES, TEMPERATURES
+from gmmc.base.names import NOISE_SCORES, SCORES, TEMPERATURES
 from gmmc.base.tables import Line, Table
 from gmmc.report import figures, published
 from gmmc.report.parts import Group, Key, Panel, add_published, cell, cells, in_rows
@@ -27,6 +27,7 @@ SETS = {
 MEASURES = {"auroc": "AUROC", "aupr": "AUPR", "fpr95": "FPR at 95% TPR"}
 # Shown at the first of these temperatures; all other scores at the γ² of training where they have it.
 CONFIDENCE = "max_posterior"
+WITHOUT_TEMPERATURE = {*NOISE_SCORES, "neighbours", "combined"}
 ROOMY = 6  # columns that fit without being set closer
 
 
@@ -77,11 +78,13 @@ def out_of_distribution(name: str, runs: Sequence[Run], _: int) -> list[Group]:
     if accepted.lines:
         accepted.remark = " ".join(rule_in_words(run, runs) for run in runs if rule(run))
         groups.append(Group("Accepted, or not like the training images", tables=[accepted]))
-    for i, score in enumerate(places.scores):
+    in_use = {str(rule(run)["score"]) for run in runs if rule(run)} & {*places.scores}
+    for score in sorted(places.scores, key=lambda score: score not in in_use):
         panels = histogram_panels(name, runs, places, score)
         if panels:
             title = f"Distribution of {SCORES.get(score, score)}"
-            groups.append(Group(title, panels=panels, legend=LEGEND, text=HEIGHTS, folded=i > 0))
+            folded = score not in (in_use or places.scores[:1])
+            groups.append(Group(title, panels=panels, legend=LEGEND, text=HEIGHTS, folded=folded))
     residual = places.at("residual") if "residual" in places.scores else "unit"
     at = TEMPERATURES.get(residual, residual)
     parts = [
@@ -122,7 +125,8 @@ def score_table(name: str, runs: Sequence[Run], places: Places, at: Mapping[str,
     one_data_set = len({run.data for run in runs}) == 1
     width = len(places.sets)
     for score, t in at.items():
-        table.lines.append(Line(f"{SCORES.get(score, score)}, {TEMPERATURES.get(t, t)}", kind="group"))
+        at_t = "" if score in WITHOUT_TEMPERATURE else f", {TEMPERATURES.get(t, t)}"
+        table.lines.append(Line(f"{SCORES.get(score, score)}{at_t}", kind="group"))
         entries = [run.results.get(name) for run in runs for _ in places.sets]
         found = cells(entries, [f"{s}/{score}/{t}/{measure}" for s in places.sets] * len(runs))
         table.lines += [Line(run.name, found[i * width : (i + 1) * width]) for i, run in enumerate(runs)]
