@@ -618,6 +618,13 @@ class TestAlgorithm:
         other = next(name for name in AUTOMATIC if name != algorithm)
         assert chosen(recipe, (4, 1, 1), 3, {}, other).train.algorithm == other
 
+    @pytest.mark.parametrize("columns", [1, 2])
+    def test_ten_rows_of_few_columns_are_no_divergence(self, columns):
+        """Random weights have a loss far above that of F = 0, which falls."""
+        x = 3 * np.random.RandomState(2).uniform(size=(10, columns))
+        model = short_denoising(settings={"generative.epochs": 70}).fit(x, x[:, 0].astype(int))
+        assert model.model_.trained["updates"] > 50
+
     def test_without_beta_it_learns_classes_alone(self, iris):
         model = short_denoising(beta=0).fit(*iris)
         assert not model.model_.can_sample
