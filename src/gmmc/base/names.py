@@ -7,8 +7,8 @@ SCORES = {
     "neighbours": "−distance to training features",
     "max_posterior": "max p(y|x)",
     "gradient_norm": "−‖∂ log p(x)/∂x‖",
-    "force_size": "log density of ‖F‖ at several σ",
-    "denoising_error": "log density of the denoising error at several σ",
+    "force_size": "log density of ‖F‖",
+    "denoising_error": "log density of ‖F − t‖",
     "combined": "combined p-values",
 }
 NOISE_SCORES = ("force_size", "denoising_error")  # those that need a model trained by denoising
