@@ -184,6 +184,7 @@ CALLS = {
     "at": lambda model, x: model.at("trained").logits(x),
     "energy": lambda model, x: model.energy(x, [0] * len(x)),
     "features": lambda model, x: model.features(x),
+    "looks_for": lambda model, x: torch.tensor(model.looks_for() + model.looks),
     "forward": lambda model, x: model(x),
     "log_density": lambda model, x: model.log_density(x),
     "logits": lambda model, x: model.logits(x),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 import gmmc
 from conftest import make_model, tiny_config, tiny_data
@@ -19,6 +20,7 @@ from gmmc.classifier.denoiser import Denoiser
 from gmmc.classifier.evidence import gather, passes, scores_of
 from gmmc.classifier.noise_sizes import QUANTILES, Gaussian, levels, noise_sizes, size_scores
 from gmmc.classifier.scores import SCORES
+from gmmc.cli import app
 from gmmc.config.sections import DenoisingConfig, EvaluateConfig
 from gmmc.errors import InputError
 from gmmc.runs import model_file
@@ -247,6 +249,25 @@ class TestCalibration:
         model.calibrate(data.valid.images, data.valid.labels, on_progress=done.append)
         assert done == sorted(done)
         assert done[-1] == model.looks * len(data.valid) == 3 * len(data.valid)
+
+    @pytest.mark.parametrize("score", ["log_density", "combined"])
+    def test_answers_report_progress(self, trained, score):
+        model, data = trained
+        done = []
+        model.answer(data.test.images, score=score, on_progress=done.append)
+        assert done == sorted(done)
+        assert done[-1] == model.looks_for(score) * len(data.test)
+        assert (model.looks_for("log_density"), model.looks_for()) == (1, 2)
+
+    def test_files_that_take_long_show_progress(self, trained, tmp_path, capsys):
+        model, data = trained
+        model_file.save_model(tmp_path / "model.safetensors", model)
+        for i, image in enumerate(data.test.images[:12]):
+            Image.fromarray(image[0].numpy()).save(tmp_path / f"{i:02d}.png")
+        for shown, words in ((True, []), (False, ["--score", "log_density"])):
+            with pytest.raises(SystemExit):
+                app.main(["predict", str(tmp_path / "model.safetensors"), str(tmp_path), *words])
+            assert ("predicting  100%" in capsys.readouterr().err) == shown
 
     def test_the_combination_is_the_default(self, trained):
         model, data = trained

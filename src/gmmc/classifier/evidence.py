@@ -24,6 +24,8 @@ from gmmc.classifier.scores import (
 )
 
 COMBINED, GRADIENT = "combined", "gradient_norm"
+# Images at once for sizes at noise levels. An image takes a second on a CPU: small blocks report progress.
+AT_ONCE = {"cpu": 8, "cuda": 256}
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,9 @@ def noise_sizes(network: Tempered, images: Tensor, on_progress: OnProgress | Non
     """Sizes of F and denoising errors at several noise levels, see `noise_sizes.noise_sizes`."""
     assert network.noise_sizes is not None
     with evaluating(network.module) as prepared, torch.inference_mode(False), torch.enable_grad():
-        parts = [
-            network.noise_sizes(prepared(part.clone()))
-            for part in blocks(network.module, images, on_progress)
-        ]
-    return torch.cat(parts).detach().double().cpu()
+        parts = blocks(network.module, images, on_progress, AT_ONCE)
+        found = [network.noise_sizes(prepared(part.clone())) for part in parts]
+    return torch.cat(found).detach().double().cpu()
 
 
 def scores_of(

@@ -249,6 +249,10 @@ class Classifier(Predictor):
         """Number of times that `calibrate` looks at each image."""
         return passes(self.tempered())
 
+    def looks_for(self, score: str | None = None) -> int:
+        """Number of times that `answer` looks at each image by this score, by default by the model's own."""
+        return passes(self.tempered(), [self._resolved(self.abstain.score if score is None else score)])
+
     @property
     def abstains_by(self) -> str:
         """Score by which `answer` accepts images by default: `abstain.score`, with "auto" resolved.
@@ -273,12 +277,20 @@ class Classifier(Predictor):
         in_span = self.walks_to_means and self._checked_reference().mostly_outside_span
         return "span_density" if in_span else "log_density"
 
-    def answer(self, images, *, score: str | None = None, tpr: float | None = None) -> Answer:
+    def answer(
+        self,
+        images,
+        *,
+        score: str | None = None,
+        tpr: float | None = None,
+        on_progress: Callable[[int], object] | None = None,
+    ) -> Answer:
         """Class and confidence at the fitted γ², and whether the image looks like those of the training.
 
         An image is accepted when its score is at least that which the share `tpr` of the validation images
         reach; score and tpr are those of `abstain` unless given. `gmmc.read_images` reads files
-        and PIL images: `model.answer(gmmc.read_images(["photo.jpg"], model)).names`.
+        and PIL images: `model.answer(gmmc.read_images(["photo.jpg"], model)).names`. `on_progress` is called
+        with the number of images done, each of which is looked at `looks_for(score)` times.
         """
         reference = self._checked_reference()
         score = self._resolved(self.abstain.score if score is None else score)
@@ -286,7 +298,7 @@ class Classifier(Predictor):
         threshold = reference.threshold(score, tpr)
         batch = as_batch(images, self.shape)
         network = self.tempered()
-        evidence = gather(network, batch, [score])
+        evidence = gather(network, batch, [score], on_progress)
         logits = logits_at(network, feature_energies(network, evidence.features), reference.gamma2)
         confidence, labels = core.log_posterior(logits).exp().max(-1)
         values = scores_of(network, evidence, reference.gamma2, [score])[score]

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gmmc.base.progress import Progress
 from gmmc.classifier.image_files import check_images, read_pictures
 from gmmc.classifier.model import Classifier
+
+FEW = 8  # images that need no progress
 
 
 def predict_files(
@@ -32,7 +35,10 @@ def predict_files(
         names = [model.class_names[y] for y in labels]
         facts = [{"confidence": p, "calibrated": False, "in_distribution": None} for p in confidence.tolist()]
     else:
-        answer = model.answer(images, score=score, tpr=tpr)
+        looks = model.looks_for(score)
+        few = looks == 1 or len(images) < FEW
+        with Progress("predicting", looks * len(images), silent=few) as bar:
+            answer = model.answer(images, score=score, tpr=tpr, on_progress=bar.update)
         names = answer.names
         facts = [
             {

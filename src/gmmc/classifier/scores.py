@@ -6,7 +6,7 @@ Scores are float64 and never tie by underflow or saturation: max p(y|x) is ranke
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -95,9 +95,11 @@ def evaluating(module: nn.Module) -> Iterator[Callable[[Tensor], Tensor]]:
             part.training = mode
 
 
-def blocks(module: nn.Module, images: Tensor, on_progress: OnProgress | None) -> Iterator[Tensor]:
-    """The images in parts that fit the memory; one empty part where there are none."""
-    size = BATCH.get(next(module.parameters(), torch.empty(0)).device.type, 64)
+def blocks(
+    module: nn.Module, images: Tensor, on_progress: OnProgress | None, sizes: Mapping[str, int] = BATCH
+) -> Iterator[Tensor]:
+    """The images in parts that fit the memory, of a size per kind of device; one empty part for no images."""
+    size = sizes.get(next(module.parameters(), torch.empty(0)).device.type, 64)
     for first in range(0, max(1, len(images)), size):
         yield images[first : first + size]
         if on_progress:
