@@ -30,6 +30,8 @@ DENOISING = {"train": {"algorithm": "denoising"}, "sampler": {"name": "heun"}}
 COMPANIONS = {  # what a choice needs beside it
     ("train", "algorithm", "denoising"): DENOISING,
     ("sampler", "name", "heun"): DENOISING,
+    ("abstain", "score", "force_size"): DENOISING,
+    ("abstain", "score", "denoising_error"): DENOISING,
     ("model", "head", "lda"): {"objective": {"name": "balanced"}},
     ("model", "head", "linear"): {"objective": {"name": "balanced"}, "sampler": {"name": "sgld_jem"}},
     ("buffer", "labels", "batch"): {"buffer": {"size": 60}},

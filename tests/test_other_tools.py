@@ -115,7 +115,7 @@ class TestDetectors:
             torch.utils.data.TensorDataset(data.valid.images / 255, data.valid.labels), batch_size=32
         )
         scores = names["Detector"](model).fit(loader)(data.test.images[:5])
-        assert model.reference.images == len(data.valid)
+        assert model.reference.images("log_density") == len(data.valid)
         assert torch.equal(scores, -model.answer(data.test.images[:5]).values)
 
     def test_openoods_confidence_is_higher_inside(self, names):

@@ -102,7 +102,7 @@ def test_its_metadata_are_those_of_the_model(digits, session):
     assert float(told["gamma2_stored"]) == model.head.gamma2.item() != model.reference.gamma2
     assert told["score"] == "log_density"
     assert float(told["threshold"]) == model.reference.threshold("log_density", float(told["tpr"]))
-    assert int(told["validation_images"]) == model.reference.images
+    assert int(told["validation_images"]) == model.reference.images("log_density")
     assert told["gmmc_version"] == gmmc.__version__
 
 

@@ -11,6 +11,7 @@ from conftest import make_model
 from gmmc.config.sections import SamplerConfig
 from gmmc.core import unit_energy
 from gmmc.errors import InputError
+from gmmc.noise import scales
 from gmmc.sampling.engine import PlainGradient
 from gmmc.sampling.samplers import (
     SAMPLERS,
@@ -88,9 +89,12 @@ def test_every_step_is_shown(name):
     assert list(seen) == [0, 1, 2, 3]
     assert torch.equal(seen[3], last)
     assert not torch.equal(seen[1], seen[2])
-    assert torch.equal(seen[0], x)  # where heun adds noise, which is 0 here
-    if not sampler.noise_conditional:  # with other steps it takes other noise levels
-        assert torch.equal(seen[1], sampler.move(gradient, x, chains, cfg, steps=1))
+    if sampler.noise_conditional:  # it shows D(x; σ), here c_skip·x, as F and the noise are 0
+        first = scales(torch.tensor(cfg.sigma_max), 0.5).skip * x
+        torch.testing.assert_close(seen[0], first)
+        return
+    assert torch.equal(seen[0], x)
+    assert torch.equal(seen[1], sampler.move(gradient, x, chains, cfg, steps=1))
 
 
 def test_staged_descent_lowers_its_energy():

@@ -224,7 +224,7 @@ class TestNumbers:
         for _ in range(8):
             learner.update()
         model = learner.finish()
-        assert model.reference.images == len(data.valid) == 12
+        assert model.reference.images("log_density") == len(data.valid) == 12
         assert len(model.neighbours.features) == len(data.train) == 90
         expected = model.log_density(data.valid.images).double().sort().values
         assert torch.allclose(model.reference.scores["log_density"].sort().values, expected, rtol=1e-5)
