@@ -51,7 +51,7 @@ def measure(count: int, other: Path, data: gmmc.data.Dataset, folder: Path) -> d
     found = {name: result for name, result in evaluate_run(str(folder / "run"), names, "cpu")}
     assert model.reference is not None
     return {
-        "validation_images": model.reference.images,
+        "validation_images": model.reference.images(model.abstains_by),
         "test_images": found["accuracy"].conditions["images"],
         "values": {f"{name}/{key}": value for name in names for key, value in found[name].values.items()},
         "intervals": {f"{name}/{key}": ends for name in names for key, ends in found[name].intervals.items()},

@@ -326,8 +326,10 @@ def main() -> None:
         feature_networks.find(arguments.features, data, torch.device("cpu"))
     entries = read(arguments.out)
     for entry in entries.values():
-        if (entry["seconds"], entry["conditions"]["rehearsal"]) != (arguments.seconds, arguments.rehearse):
-            raise InputError(f"--out {arguments.out} holds runs of {entry['seconds']:g} s; name another file")
+        asked = (arguments.seconds, arguments.rehearse)
+        same_changes = entry["changes"][len(entry["changes"]) - len(arguments.change) :] == arguments.change
+        if (entry["seconds"], entry["conditions"]["rehearsal"]) != asked or not same_changes:
+            raise InputError(f"--out {arguments.out} holds runs with other settings; name another file")
     arguments.runs.mkdir(parents=True, exist_ok=True)
     for name in arguments.only:
         if name not in entries:

@@ -9,6 +9,7 @@ images are in [−1, 1].
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -56,6 +57,11 @@ def levels(steps: int, low: float, high: float, power: float) -> list[float]:
         return [high]
     ends = high ** (1 / power), low ** (1 / power)
     return [(ends[0] + i / (steps - 1) * (ends[1] - ends[0])) ** power for i in range(steps)]
+
+
+def training_levels(mean: float, std: float, quantiles: Sequence[float]) -> list[float]:
+    """Levels of training, ln σ ~ N(mean, std²): σ = exp(mean + z·std) for each z of `quantiles`."""
+    return [math.exp(mean + z * std) for z in quantiles]
 
 
 def churned(sigma: float, steps: int, churn: float, low: float, high: float) -> float:

@@ -15,9 +15,9 @@ from gmmc import noise
 from gmmc.base.names import NOISE_SCORES
 from gmmc.base.tensorfile import pack, unpack
 from gmmc.classifier import evidence
-from gmmc.classifier.abstention import JOINED, JOINED_BY_NOISE, Reference
+from gmmc.classifier.abstention import JOINED, JOINED_BY_NOISE, LEAST, Reference
 from gmmc.classifier.denoiser import Denoiser
-from gmmc.classifier.evidence import gather, passes, scores_of
+from gmmc.classifier.evidence import gather, held_out_combined, passes, scores_of
 from gmmc.classifier.noise_sizes import QUANTILES, Gaussian, levels, noise_sizes, size_scores
 from gmmc.classifier.scores import SCORES
 from gmmc.cli import app
@@ -217,20 +217,20 @@ def trained(tmp_path_factory):
 
 class TestCalibration:
     def test_densities_are_fitted_on_one_half_and_thresholds_on_the_other(self, monkeypatch):
-        model, data, fitted = make_model(**SMOOTH), tiny_data(count=41), []
+        model, data, fitted = make_model(**SMOOTH), tiny_data(count=51), []
         original = Gaussian.of
         monkeypatch.setattr(evidence.Gaussian, "of", lambda rows: fitted.append(rows) or original(rows))
         model.calibrate(data.train.images, data.train.labels)
         seen = gather(model.tempered(), data.train.images).noise_sizes
         (rows,) = fitted
-        assert len(rows) == 20
+        assert len(rows) == 26
         used = (seen[:, None] == rows[None]).all(2).any(1)
-        assert used.sum() == 20
+        assert used.sum() == 26
         other = size_scores(model.reference.sizes, seen[~used])
         for kind in NOISE_SCORES:
             torch.testing.assert_close(model.reference.scores[kind], other[kind].sort().values)
-        assert len(model.reference.scores["combined"]) == 21
-        assert len(model.reference.scores["log_density"]) == 41
+        assert len(model.reference.scores["combined"]) == 25
+        assert len(model.reference.scores["log_density"]) == 51
 
     def test_without_noise_levels_all_images_count_for_the_combination(self):
         model, data = make_model(), tiny_data()
@@ -239,10 +239,39 @@ class TestCalibration:
         assert not model.reference.scores.keys() & {*NOISE_SCORES}
         assert passes(model.tempered()) == model.looks == 2
 
-    def test_one_image_is_enough(self):
+    @pytest.mark.parametrize("count", [1, 2 * LEAST - 1, 2 * LEAST])
+    def test_few_images_are_no_density_of_sizes(self, count):
         model, data = make_model(**SMOOTH), tiny_data()
-        model.calibrate(data.valid.images[:1], data.valid.labels[:1])
+        model.calibrate(data.train.images[:count], data.train.labels[:count])
+        enough = count == 2 * LEAST
+        assert model.abstains_by == ("combined" if enough else "log_density")
         assert model.answer(data.test.images).accepted.dtype == torch.bool
+        assert ({*NOISE_SCORES} <= model.reference.scores.keys()) == enough
+        if not enough:
+            with pytest.raises(InputError, match=r"'force_size' needs .* 40 validation images"):
+                model.answer(data.test.images, score="force_size")
+
+    @pytest.mark.parametrize("count", [20, 70])
+    @pytest.mark.parametrize("noise_levels", [False, True])
+    def test_thresholds_of_the_combination_accept_as_many_new_images_as_those_of_a_score(
+        self, count, noise_levels
+    ):
+        """Reference images must not count among their own references."""
+        density = Gaussian.of(torch.randn(9, 2 * K, generator=source())) if noise_levels else None
+        names = [*(JOINED_BY_NOISE if noise_levels else JOINED)]
+        shares = {"combined": 0.0, names[0]: 0.0}
+        for seed in range(40):
+            rows = torch.randn(count + 2000, len(names), generator=source(seed), dtype=torch.float64)
+            rows = rows + rows[:, :1]  # they depend on each other
+            old, new = (
+                {name: part[:, i] for i, name in enumerate(names)} for part in rows.split((count, 2000))
+            )
+            reference = Reference.of(1.0, old | held_out_combined(1.0, old, density), density)
+            new["combined"] = reference.combined(new)
+            for score in shares:
+                accepted = new[score] >= reference.threshold(score, 0.9)
+                shares[score] += accepted.double().mean().item() / 40
+        assert shares["combined"] == pytest.approx(shares[names[0]], abs=0.02)
 
     def test_progress_counts_every_look(self):
         model, data, done = make_model(**SMOOTH), tiny_data(), []
@@ -322,6 +351,30 @@ class TestCalibration:
                 model.answer(data.test.images, score=score)
             with pytest.raises(InputError, match=rf"abstain.score={score} needs train.algorithm=denoising"):
                 tiny_config(abstain={"score": score})
+
+
+@pytest.mark.parametrize(
+    "lost", [("neighbours.features",), ("noise_sizes.mean", "noise_sizes.covariance"), (*JOINED_BY_NOISE,)]
+)
+def test_a_combination_without_what_it_joins_is_refused(trained, tmp_path, lost):
+    path = tmp_path / "model.safetensors"
+    model_file.save_model(path, trained[0])
+    tensors, info, _ = unpack(path)
+    for name in lost:
+        del tensors[name if name in tensors else f"reference.{name}"]
+    if "noise_sizes.mean" in lost:
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(NOISE_SCORES)}
+    path.write_bytes(pack(tensors, info)[0])
+    with pytest.raises(InputError, match=r"reference\.\w+ needs"):
+        model_file.load(path)
+
+
+def test_a_model_that_is_loaded_in_inference_mode_answers(trained, tmp_path):
+    path = tmp_path / "model.safetensors"
+    model_file.save_model(path, trained[0])
+    with torch.inference_mode():
+        answer = model_file.load(path).answer(trained[1].test.images)
+    assert answer.score == "combined"
 
 
 @pytest.mark.parametrize(

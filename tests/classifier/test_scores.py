@@ -377,7 +377,7 @@ class TestAnswer:
             model.answer(data.test.images, score="neighbours")
         model.keep_neighbours(data.train.images, data.train.labels)
         model.calibrate(data.valid.images, data.valid.labels)
-        for name in BY_CHAINS:
+        for name in set(BY_CHAINS) - {"combined"}:  # whose reference images are judged by the others
             values = model.answer(data.valid.images, score=name).values
             assert torch.equal(model.reference.scores[name], values.sort().values)
 

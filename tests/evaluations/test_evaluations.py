@@ -88,10 +88,12 @@ class TestEveryEvaluation:
 
     def test_leaves_the_model_as_it_was(self, name, recipe):
         model = make_model(**recipe)
+        model.train()  # gmmc switches to evaluation mode, and back
         before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
         EVALUATIONS[name](model, tiny_data(), SMALL)
         assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
         assert all(p.grad is None for p in model.parameters())
+        assert all(part.training for part in model.modules())
 
 
 class Brightness(nn.Module):

@@ -272,8 +272,8 @@ class TestEvaluation:
         assert eight.values["bits_per_dim"] - result.values["bits_per_dim"] == pytest.approx(8, abs=0.5)
 
     def test_a_discretisation_error_above_the_standard_error_is_flagged(self):
-        assert likelihood.doubts(-0.02, 0.03, discrete=True) == []
-        (flag,) = likelihood.doubts(-0.02, 0.01, discrete=True)
+        assert likelihood.doubts(-0.02, 0.007, discrete=True) == []
+        (flag,) = likelihood.doubts(-0.02, 0.006, discrete=True)
         assert "-0.02" in flag
 
     def test_images_of_few_grey_levels_are_flagged(self):

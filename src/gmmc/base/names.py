@@ -34,7 +34,7 @@ SHORT_SCORES = {
     "gradient_norm": "-gradient norm",
     "force_size": "density of |F|",
     "denoising_error": "density of error",
-    "combined": "combined log p",
+    "combined": "sum of log p",
 }
 
 TEMPERATURES = {

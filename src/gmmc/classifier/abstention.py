@@ -17,6 +17,7 @@ from gmmc.errors import InputError
 KEPT = 10_000  # scores of a larger validation set are thinned to as many quantiles
 NEIGHBOURS = 10  # k, the neighbour whose distance counts
 NEIGHBOURS_KEPT = 1_000  # training features stored in a model, equally many of each class
+LEAST = 20  # images that a density of sizes at noise levels needs, and as many others for its thresholds
 TAIL = 0.1  # share of the lowest reference scores, below which p-values fall exponentially
 # Weights of the log p-values that are combined. The two scores of noise levels see the same images with the
 # same noise, so each counts half.
@@ -103,7 +104,10 @@ class Reference:
         if score not in SCORES:
             raise InputError(f"score must be one of {', '.join(SCORES)}, got {shortened(score)}")
         if score in NOISE_SCORES and self.sizes is None:
-            raise InputError(f"the score {score!r} needs a model trained by denoising (train.algorithm)")
+            raise InputError(
+                f"the score {score!r} needs a model trained by denoising (train.algorithm) and calibrated on "
+                f"{2 * LEAST} validation images or more"
+            )
         if score not in self.scores:
             raise InputError(
                 f"this model keeps no threshold for the score {score!r}, only for "

@@ -1,4 +1,4 @@
-"""The denoiser of a noise-conditional model: F(u; σ) and D(x; σ) = c_skip·x + c_out·F (noise.py)."""
+"""The denoiser of a noise-conditional model: F(u; σ), with D(x; σ) = c_skip·x + c_out·F (noise.py)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from gmmc.classifier.drawing import BLOCK
 from gmmc.errors import InputError
 from gmmc.networks.heads import Head
 from gmmc.sampling import engine
-from gmmc.sampling.samplers import WITHOUT_CLASS, Gradient, SeededNoise, force
+from gmmc.sampling.samplers import WITHOUT_CLASS, Gradient, SeededNoise, force, goals
 
 if TYPE_CHECKING:
     from gmmc.classifier.model import Classifier
@@ -28,7 +28,7 @@ class Regression(NamedTuple):
 
 
 class Denoiser:
-    """F and D of noisy images in [−1, 1], without a class: of the marginal energy E(x; σ).
+    """F of noisy images in [−1, 1], without a class: of the marginal energy E(x; σ).
 
     Parameters
     ----------
@@ -45,14 +45,9 @@ class Denoiser:
 
     def force(self, u: Tensor, level: Tensor) -> Tensor:
         """F(u; σ) of scaled images u = c_in·x, with the σ of each image, (B, 1, 1, 1)."""
-        gamma2 = level.flatten() / self.sigma_data
-        goal = torch.stack([torch.zeros_like(gamma2), gamma2, torch.full_like(gamma2, WITHOUT_CLASS)], 1)
+        labels = torch.zeros_like(level.flatten())  # of no effect
+        goal = goals(labels, level, self.sigma_data, WITHOUT_CLASS)
         return force(self.gradient, self.head.guided_energy, u, level, goal)
-
-    def denoised(self, x: Tensor, level: Tensor) -> Tensor:
-        """D(x; σ), the estimate of the images without noise."""
-        scales = noise.scales(level, self.sigma_data)
-        return scales.skip * x + scales.out * self.force(scales.into * x, level)
 
     def regression(self, clean: Tensor, x: Tensor, level: Tensor) -> Regression:
         """Compare F with its target t = (x₀ − c_skip·x)/c_out, for noisy versions x of clean images x₀."""
@@ -71,6 +66,7 @@ class Denoiser:
         )
 
 
+@torch.inference_mode(False)  # its copy of the weights takes part in gradients
 def fast_denoiser(model: "Classifier") -> Denoiser:
     """Return the denoiser of a noise-conditional model on the engine that draws its samples, in fp32.
 

@@ -1,4 +1,4 @@
-"""What all scores of images follow from, computed once: features, gradient norms, sizes at noise levels."""
+"""Evidence about images, computed once for all scores: features, gradient norms, sizes at noise levels."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gmmc.base.names import NOISE_SCORES
 from gmmc.base.seeds import generator
-from gmmc.classifier.abstention import Reference
-from gmmc.classifier.noise_sizes import KINDS, Gaussian, size_scores
+from gmmc.classifier.abstention import LEAST, Reference
+from gmmc.classifier.noise_sizes import Gaussian, size_scores
 from gmmc.classifier.scores import (
     SCORES,
     OnProgress,
@@ -26,6 +27,7 @@ from gmmc.classifier.scores import (
 COMBINED, GRADIENT = "combined", "gradient_norm"
 # Images at once for sizes at noise levels. An image takes a second on a CPU: small blocks report progress.
 AT_ONCE = {"cpu": 8, "cuda": 256}
+FOLDS = 20  # of reference images, for their combined scores
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ def _passes(network: Tempered, scores: Collection[str]) -> dict[str, Callable[..
     found: dict[str, Callable[..., Tensor]] = {}
     if GRADIENT in needed:
         found["gradient_norms"] = gradient_norms
-    if network.noise_sizes is not None and needed & {*KINDS}:
+    has_density = network.reference is None or network.reference.sizes is not None
+    if network.noise_sizes is not None and needed & {*NOISE_SCORES} and has_density:
         found["noise_sizes"] = noise_sizes
     return found
 
@@ -104,18 +107,36 @@ def scores_of(
 def fit_reference(network: Tempered, evidence: Evidence, labels: Tensor) -> Reference:
     """Temperature, densities and reference scores from the evidence about validation images.
 
-    Densities of sizes at noise levels are fitted on one half of the images. Reference scores of these, and of
-    the combination with them, are those of the other half.
+    The density of sizes at noise levels is fitted on one half of the images. Reference scores that depend on
+    it, and those of the combination, are of the other half. With fewer than `LEAST` images in a half there is
+    neither.
     """
     gamma2 = fit_gamma2(network, feature_energies(network, evidence.features), labels)
     scores = scores_of(replace(network, reference=None), evidence, gamma2)
     if evidence.noise_sizes is None:
-        reference = Reference.of(gamma2, scores)
-        return Reference.of(gamma2, scores | {COMBINED: reference.combined(scores)})
-    order = torch.randperm(len(labels), generator=generator(0, "halves"))
-    fitted, other = order.tensor_split([len(order) // 2])
-    density = Gaussian.of(evidence.noise_sizes[fitted if len(fitted) else other])
+        combined = held_out_combined(gamma2, scores, None) if len(labels) > 1 else {}
+        return Reference.of(gamma2, scores | combined)
+    if len(labels) < 2 * LEAST:
+        return Reference.of(gamma2, scores)
+    fitted, other = torch.randperm(len(labels), generator=generator(0, "halves")).tensor_split(2)
+    density = Gaussian.of(evidence.noise_sizes[fitted])
     sizes = size_scores(density, evidence.noise_sizes[other])
-    reference = Reference.of(gamma2, scores | sizes, density)
     half = {name: values[other] for name, values in scores.items()} | sizes
-    return Reference.of(gamma2, reference.scores | {COMBINED: reference.combined(half)}, density)
+    return Reference.of(gamma2, scores | sizes | held_out_combined(gamma2, half, density), density)
+
+
+def held_out_combined(
+    gamma2: float, scores: dict[str, Tensor], density: Gaussian | None
+) -> dict[str, Tensor]:
+    """Combined scores of reference images, each by p-values among the images of the other folds.
+
+    Among images that include itself, an image would seem more familiar than a new one.
+    """
+    count = len(next(iter(scores.values())))
+    combined = torch.empty(count, dtype=torch.float64)
+    for fold in torch.arange(count).tensor_split(min(count, FOLDS)):
+        others = torch.ones(count, dtype=torch.bool)
+        others[fold] = False
+        reference = Reference.of(gamma2, {name: values[others] for name, values in scores.items()}, density)
+        combined[fold] = reference.combined({name: values[fold] for name, values in scores.items()})
+    return {COMBINED: combined}

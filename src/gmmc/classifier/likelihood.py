@@ -53,7 +53,7 @@ def log_likelihood(
     u = x / math.hypot(sigma, denoiser.sigma_data)
     integral = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     for i, level in enumerate(levels):
-        sign = 1 - 2 * noise.uniform(*x.shape[1:]).round()  # ε
+        sign = 1 - 2 * noise.uniform(*x.shape[1:]).round().to(x)  # ε
         force = denoiser.force(u, noisy.per_image(level, x))
         moved = denoiser.force(u + delta * sign, noisy.per_image(level, x))
         divergence = (sign * (moved - force)).double().flatten(1).sum(1) / delta
@@ -96,6 +96,7 @@ def bits_per_dimension(
             x = dequantised(block.images, block.noise.uniform(*images.shape[1:]))
         else:
             x = to_signed(block.images)
+        x = x.to(denoiser.head.gamma2.dtype)
 
         def report(done: int, block: Block = block) -> None:
             on_progress(block.first + block.count * done / (steps + 1))

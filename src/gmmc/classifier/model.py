@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -207,7 +208,7 @@ class Classifier(Predictor):
             density_sigma=self.denoising.class_sigma if self.denoising else None,
             class_dim=self.dim,
             noise_sizes=self._noise_sizes if self.denoising else None,
-            noise_levels=levels(self.denoising) if self.denoising else (),
+            noise_levels=tuple(levels(self.denoising)) if self.denoising else (),
         )
 
     def _noise_sizes(self, images: Tensor) -> Tensor:
@@ -241,13 +242,13 @@ class Classifier(Predictor):
         y = self.label_tensor(labels, len(batch))
         if len(batch) == 0:
             raise InputError("calibration needs at least one image, got none")
-        network = self.tempered()
+        network = replace(self.tempered(), reference=None)
         self.reference = fit_reference(network, gather(network, batch, on_progress=on_progress), y)
 
     @property
     def looks(self) -> int:
         """Number of times that `calibrate` looks at each image."""
-        return passes(self.tempered())
+        return passes(replace(self.tempered(), reference=None))
 
     def looks_for(self, score: str | None = None) -> int:
         """Number of times that `answer` looks at each image by this score, by default by the model's own."""

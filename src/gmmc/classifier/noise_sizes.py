@@ -6,7 +6,6 @@ too large: plain images are easier to denoise than those of the training. A Gaus
 on validation images, sees both.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,14 +20,13 @@ from gmmc.config.sections import DenoisingConfig
 from gmmc.errors import InputError
 
 QUANTILES = (-1.5, -0.75, 0.0, 0.75, 1.5)  # levels, in standard deviations of ln σ in training
-KINDS = NOISE_SCORES  # each has a number per level
 SMALLEST = 1e-12  # of a size, whose logarithm is taken
 FLOOR = 1e-6  # added to variances: sizes that are all alike have none
 
 
-def levels(cfg: DenoisingConfig) -> tuple[float, ...]:
-    """Noise levels σ that images are looked at with, spread as in training."""
-    return tuple(math.exp(cfg.sigma_mean + quantile * cfg.sigma_std) for quantile in QUANTILES)
+def levels(cfg: DenoisingConfig) -> list[float]:
+    """Noise levels σ that images are looked at with."""
+    return noise.training_levels(cfg.sigma_mean, cfg.sigma_std, QUANTILES)
 
 
 def noise_sizes(denoiser: Denoiser, images: Tensor, sigmas: Sequence[float]) -> Tensor:
@@ -80,7 +78,9 @@ class Gaussian:
 
 
 def size_scores(density: Gaussian, rows: Tensor) -> dict[str, Tensor]:
-    """Score per kind: the marginal log density of its numbers at all levels."""
-    count = rows.shape[1] // len(KINDS)
-    parts = [slice(i * count, (i + 1) * count) for i in range(len(KINDS))]
-    return {kind: density.log_density(rows, part) for kind, part in zip(KINDS, parts, strict=True)}
+    """force_size and denoising_error: marginal log densities of the first K numbers and of the last K."""
+    count = rows.shape[1] // len(NOISE_SCORES)
+    return {
+        score: density.log_density(rows, slice(i * count, (i + 1) * count))
+        for i, score in enumerate(NOISE_SCORES)
+    }

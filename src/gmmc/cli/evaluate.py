@@ -37,7 +37,8 @@ Sigma = Annotated[
     float | None,
     typer.Option(
         help="Noise level of a model trained by denoising, for all but samples and generation; default: that "
-        "of its predictions. Results stand beside the others, as robustness@0.25."
+        "of its predictions. No temperature is fitted for another one, but by calibration. Results stand "
+        "beside the others, as robustness@0.25."
     ),
 ]
 Features = Annotated[

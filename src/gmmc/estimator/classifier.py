@@ -405,6 +405,10 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         whole: Any = super().__getstate__()
         return {**whole, "model_": copy.deepcopy(self.model_).cpu()} if "model_" in whole else {**whole}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore an estimator, also one that was stored before it had all of today's parameters."""
+        super().__setstate__({"algorithm": None, **state})
+
 
 def abstains_by(model: Classifier) -> str:
     """Score that decides which rows are accepted: the model's, where it names one or has noise levels."""

@@ -18,6 +18,7 @@ from gmmc.base.progress import Progress
 from gmmc.base.seeds import generator
 from gmmc.classifier.denoiser import Denoiser, Regression, fast_denoiser, seeded_blocks
 from gmmc.classifier.model import Classifier
+from gmmc.classifier.scores import evaluating
 from gmmc.config.sections import DenoisingConfig, EvaluateOptions
 from gmmc.data.splits import Dataset, LabelledImages
 from gmmc.errors import InputError
@@ -90,21 +91,21 @@ def choose_images(images: LabelledImages, most: int, seed: int) -> tuple[Labelle
 
 def levels(cfg: DenoisingConfig) -> list[float]:
     """Noise levels that training draws, from two standard deviations below the mean of ln σ to two above."""
-    places = torch.linspace(-2, 2, LEVELS, dtype=torch.float64).tolist()
-    return [math.exp(cfg.sigma_mean + z * cfg.sigma_std) for z in places]
+    quantiles = torch.linspace(-2, 2, LEVELS, dtype=torch.float64).tolist()
+    return noise.training_levels(cfg.sigma_mean, cfg.sigma_std, quantiles)
 
 
 def at_level(
     model: Classifier, denoiser: Denoiser, chosen: LabelledImages, seeds: Sequence[int], sigma: float
 ) -> Iterator[tuple[Regression, int]]:
     """Yield (errors of F, number of images classified correctly) for each block of noisy images."""
-    classify = model.at_noise(sigma).eval()
+    classify = model.at_noise(sigma)
     for block in seeded_blocks(chosen.images, seeds, model.device):
-        clean = to_signed(block.images)
+        clean = to_signed(block.images).to(model.head.gamma2.dtype)
         level = noise.per_image(sigma, clean)
-        x = clean + level * block.noise.normal(*clean.shape[1:])
+        x = clean + level * block.noise.normal(*clean.shape[1:]).to(clean)
         found = denoiser.regression(clean, x, level)
-        with torch.inference_mode():
+        with evaluating(classify), torch.inference_mode():
             predicted = classify(to_unit(x)).argmax(-1)[: block.count].cpu()
         right = int((predicted == chosen.labels[block.first :][: block.count]).sum())
         yield Regression(*(each[: block.count].cpu() for each in found)), right
@@ -135,5 +136,5 @@ def around(value: float, influences: Tensor | None) -> tuple[float, float] | Non
 
 
 def standard_error(numbers: Tensor) -> float:
-    """Of the mean."""
+    """Standard error of the mean."""
     return numbers.std().item() / math.sqrt(len(numbers))

@@ -23,6 +23,8 @@ from gmmc.pixels import Shape
 from gmmc.runs.folder import RunFolder
 from gmmc.runs.results import check_keeps_results, entry_name, evaluation_of, listed_files
 
+LOWEST_SIGMA = 1e-3  # as of denoising.class_sigma
+
 
 def evaluate(
     model: nn.Module,
@@ -114,6 +116,8 @@ def at_level(model: nn.Module, sigma: float) -> nn.Module:
     """The model at the noise level of the option `sigma`; 0 leaves it as it is."""
     if not sigma:
         return model
+    if sigma < LOWEST_SIGMA:
+        raise InputError(f"sigma must be 0 or at least {LOWEST_SIGMA:g}, got {sigma:g}")
     if not isinstance(model, Classifier):
         raise InputError(f"sigma must be 0 for a model that is no gmmc.Classifier, got {sigma:g}")
     return model.at_noise(sigma)
@@ -164,10 +168,17 @@ def tidy(result: Result, name: str, model: nn.Module, data: Dataset) -> Result:
         told["data_notes"] = list(data.notes)
     sound = {key: value for key, value in result.values.items() if math.isfinite(value)}
     lost = [f"{key} is not a finite number and is left out" for key in result.values.keys() - sound.keys()]
-    flags = [*doubts_of_held_out(model, data), *result.flags, *sorted(lost)]
+    flags = [*doubts_of_held_out(model, data), *uncalibrated(name, model), *result.flags, *sorted(lost)]
     entry = entry_of(name, model)
     pictures = {path.replace(f"{name}/", f"{entry}/", 1): drawn for path, drawn in result.pictures.items()}
     return dataclasses.replace(result, values=sound, conditions=told, flags=flags, pictures=pictures)
+
+
+def uncalibrated(name: str, model: nn.Module) -> list[str]:
+    """Flag probabilities at a noise level of choice, for which no temperature was fitted."""
+    if name != "accuracy" or not isinstance(model, NoiseLevel):
+        return []
+    return [f"NLL and Brier score at σ = {model.level:g} are at the γ² of training; `calibration` fits one"]
 
 
 def level_of(name: str, model: nn.Module) -> dict[str, float]:

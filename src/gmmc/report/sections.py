@@ -317,8 +317,8 @@ KNOWN: dict[str, tuple[str, str, Builder]] = {
     ),
     "likelihood": (
         "Likelihood",
-        "−log₂ p(x) of test images per number, by the probability flow: the lower the better. Of 8-bit "
-        "images it bounds the bits of an ideal code by the model; without one these are 8.",
+        "−log₂ p(x) of test images per number, by the probability flow: the lower the better. For "
+        "8-bit images this is an upper bound on the code length; uncompressed, they have 8 bits per number.",
         likelihood,
     ),
     "validation": (

@@ -63,6 +63,7 @@ def _reference_tensors(model: Classifier) -> dict[str, Tensor]:
     return tensors | {f"{REFERENCE}gamma2": gamma2, **scores}
 
 
+@torch.inference_mode(False)  # whatever mode the caller is in, scores may need gradients
 def load(path: str | Path, device: str = "cpu") -> Classifier:
     """The model of a run folder, of a model.safetensors file or of a name that ships with gmmc.
 

@@ -14,11 +14,13 @@ from torch import Tensor
 from gmmc.base.class_names import check_class_names
 from gmmc.base.inputs import parse_toml
 from gmmc.base.limits import IMAGE_SIDE, ROW_NUMBERS
+from gmmc.base.names import NOISE_SCORES
 from gmmc.base.text import printable, shortened
 from gmmc.classifier.abstention import Neighbours, Reference
 from gmmc.classifier.build import build
+from gmmc.classifier.evidence import COMBINED
 from gmmc.classifier.model import Classifier
-from gmmc.classifier.noise_sizes import KINDS, QUANTILES, Gaussian
+from gmmc.classifier.noise_sizes import QUANTILES, Gaussian
 from gmmc.classifier.scores import SCORES
 from gmmc.config import recipes
 from gmmc.config.schema import Config
@@ -73,6 +75,8 @@ def restore(tensors: dict[str, Tensor], info: Any) -> tuple[Classifier, tuple[st
         raise InputError(f"head.gamma2 must be above 0, got {model.head.gamma2.item():g}")
     if not (model.head.priors >= 0).all() or not math.isclose(model.head.priors.sum(), 1, abs_tol=1e-3):
         raise InputError("head.priors must be probabilities that sum to 1")
+    if reference:
+        _check_combined(reference, neighbours, noise_conditional=header.cfg.noise_conditional)
     if neighbours and neighbours.features.shape[1] != model.dim:
         raise InputError(f"{NEIGHBOURS} must have {model.dim} columns, got {neighbours.features.shape[1]}")
     model.trained, model.reference, model.neighbours = header.trained, reference, neighbours
@@ -173,7 +177,7 @@ def _take_sizes(tensors: dict[str, Tensor], cfg: Config) -> Gaussian | None:
         return None
     if not cfg.noise_conditional:
         raise InputError(f"{SIZES_MEAN} must not be in a model without noise levels")
-    width = len(KINDS) * len(QUANTILES)
+    width = len(NOISE_SCORES) * len(QUANTILES)
     shapes = {SIZES_MEAN: (mean, (width,)), SIZES_COVARIANCE: (covariance, (width, width))}
     for name, (tensor, shape) in shapes.items():
         if tensor is None or tuple(tensor.shape) != shape or tensor.dtype not in FLOATS:
@@ -208,9 +212,21 @@ def _take_reference(
             raise InputError(f"{REFERENCE}{name} must be ascending")
     if density_gamma2 != 1.0:
         scores = {name: values for name, values in scores.items() if name not in AT_FITTED_GAMMA2}
-    if sizes is None and scores.keys() & {*KINDS}:
-        raise InputError(f"{REFERENCE}{KINDS[0]} needs {SIZES_MEAN} and {SIZES_COVARIANCE}")
+    if sizes is None and scores.keys() & {*NOISE_SCORES}:
+        raise InputError(f"{REFERENCE}{NOISE_SCORES[0]} needs {SIZES_MEAN} and {SIZES_COVARIANCE}")
     return Reference(gamma2.item(), scores, sizes) if scores else None
+
+
+def _check_combined(reference: Reference, neighbours: Neighbours | None, *, noise_conditional: bool) -> None:
+    """Refuse scores that lack what an image's own score would need."""
+    if "neighbours" in reference.scores and neighbours is None:
+        raise InputError(f"{REFERENCE}neighbours needs {NEIGHBOURS}")
+    if COMBINED not in reference.scores:
+        return
+    if not reference.joined:
+        raise InputError(f"{REFERENCE}{COMBINED} needs the scores that it joins")
+    if noise_conditional and reference.sizes is None:
+        raise InputError(f"{REFERENCE}{COMBINED} needs {SIZES_MEAN} and {SIZES_COVARIANCE}")
 
 
 def _take_neighbours(tensors: dict[str, Tensor]) -> Neighbours | None:

@@ -168,9 +168,14 @@ def denoised(gradient: Gradient, x: Tensor, sigma: float, chains: Chains, guidan
     assert chains.sigma_data is not None
     level = noisy.per_image(sigma, x)
     scales = noisy.scales(level, chains.sigma_data)
-    gamma2 = level.flatten() / chains.sigma_data
-    goal = torch.stack([chains.labels.to(x), gamma2, torch.full_like(gamma2, guidance)], 1)
+    goal = goals(chains.labels, level, chains.sigma_data, guidance)
     return scales.skip * x + scales.out * force(gradient, chains.energy, scales.into * x, level, goal)
+
+
+def goals(labels: Tensor, level: Tensor, sigma_data: float, guidance: float) -> Tensor:
+    """Label, γ² = σ/σ_d and guidance of each image, (B, 3), as `Head.guided_energy` takes them."""
+    gamma2 = level.flatten() / sigma_data
+    return torch.stack([labels.to(gamma2), gamma2, torch.full_like(gamma2, guidance)], 1)
 
 
 def force(gradient: Gradient, energy: Energy, u: Tensor, level: Tensor, goal: Tensor) -> Tensor:
