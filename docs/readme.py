@@ -767,16 +767,20 @@ def digits_scores() -> str:
     return f"{by_score(entry)}\n{told}\n"
 
 
+def shown_auroc(auroc: float | None) -> str:
+    return "–" if auroc is None else f"{auroc:.2f}"
+
+
 def table_scores() -> str:
     """AUROC of novelty on tables by every score, of both ways to train."""
     found, parts = results("scores"), []
     for place, words in (("tables", "by Langevin chains"), ("by_denoising", "by denoising")):
         tables = found[place]
-        scores = [score for score in SCORES if score in next(iter(tables.values()))["auroc"]]
+        scores = [score for score in SCORES if any(score in entry["auroc"] for entry in tables.values())]
         rows = [
             [
                 SCORES[score].replace("|", "\\|"),
-                *(f"{entry['auroc'][score]:.2f}" for entry in tables.values()),
+                *(shown_auroc(entry["auroc"].get(score)) for entry in tables.values()),
             ]
             for score in scores
         ]

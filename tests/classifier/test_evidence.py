@@ -247,6 +247,9 @@ class TestCalibration:
         assert model.abstains_by == ("combined" if enough else "log_density")
         assert model.answer(data.test.images).accepted.dtype == torch.bool
         assert ({*NOISE_SCORES} <= model.reference.scores.keys()) == enough
+        network = model.tempered()
+        found = scores_of(network, gather(network, data.test.images), model.gamma2)
+        assert ({*NOISE_SCORES, "combined"} <= found.keys()) == ("combined" in found) == enough
         if not enough:
             with pytest.raises(InputError, match=r"'force_size' needs .* 40 validation images"):
                 model.answer(data.test.images, score="force_size")

@@ -61,8 +61,8 @@ def gather(
 def _passes(network: Tempered, scores: Collection[str]) -> dict[str, Callable[..., Tensor]]:
     """The functions that these scores need besides the features, by what they measure."""
     needed = {*scores}
-    if COMBINED in needed and network.reference is not None:
-        needed |= network.reference.joined.keys()
+    if COMBINED in needed:
+        needed |= joined(network).keys()
     found: dict[str, Callable[..., Tensor]] = {}
     if GRADIENT in needed:
         found["gradient_norms"] = gradient_norms
@@ -70,6 +70,14 @@ def _passes(network: Tempered, scores: Collection[str]) -> dict[str, Callable[..
     if network.noise_sizes is not None and needed & {*NOISE_SCORES} and has_density:
         found["noise_sizes"] = noise_sizes
     return found
+
+
+def joined(network: Tempered) -> dict[str, float]:
+    """Weights of the scores in the combined one; none without what it needs of validation images."""
+    reference = network.reference
+    if reference is None or (network.noise_sizes is not None and reference.sizes is None):
+        return {}
+    return reference.joined
 
 
 def noise_sizes(network: Tempered, images: Tensor, on_progress: OnProgress | None = None) -> Tensor:
@@ -90,15 +98,15 @@ def scores_of(
     all three need the network's scores of validation images.
     """
     reference, wanted = network.reference, {*names}
-    if COMBINED in wanted and reference is not None:
-        wanted |= reference.joined.keys()
+    if COMBINED in wanted:
+        wanted |= joined(network).keys()
     scores = feature_scores(network, evidence.features, gamma2, [*wanted])
     if evidence.gradient_norms is not None:
         scores[GRADIENT] = evidence.gradient_norms
     if reference is not None:
         if evidence.noise_sizes is not None and reference.sizes is not None:
             scores |= size_scores(reference.sizes, evidence.noise_sizes)
-        if reference.joined and reference.joined.keys() <= scores.keys():
+        if joined(network) and joined(network).keys() <= scores.keys():
             confidence = feature_scores(network, evidence.features, reference.gamma2, ["max_posterior"])
             scores[COMBINED] = reference.combined(scores | confidence)
     return {name: scores[name] for name in SCORES if name in names and name in scores}

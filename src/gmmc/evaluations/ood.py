@@ -10,7 +10,7 @@ from gmmc.base import intervals
 from gmmc.base.names import SCORE_QUANTITIES, TEMPERATURES
 from gmmc.base.progress import Progress
 from gmmc.classifier.abstention import NEIGHBOURS
-from gmmc.classifier.evidence import Evidence, gather, passes, scores_of
+from gmmc.classifier.evidence import Evidence, gather, joined, passes, scores_of
 from gmmc.classifier.model import Classifier
 from gmmc.classifier.scores import Tempered, feature_scores, tempered
 from gmmc.config.sections import EvaluateOptions
@@ -101,10 +101,9 @@ def acceptance(model: nn.Module) -> dict[str, Any]:
 
 def combination(network: Tempered) -> dict[str, Any]:
     """Weights of the p-values in the combined score, and noise levels at which images are looked at."""
-    reference = network.reference
-    if reference is None or not reference.joined:
+    if not joined(network):
         return {}
-    weights = ", ".join(f"{weight:g}·ln p({score})" for score, weight in reference.joined.items())
+    weights = ", ".join(f"{weight:g}·ln p({score})" for score, weight in joined(network).items())
     levels = [float(f"{sigma:.4g}") for sigma in network.noise_levels]
     return {"combined": weights, **({"noise_levels": levels} if levels else {})}
 
