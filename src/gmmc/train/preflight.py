@@ -47,7 +47,8 @@ def check(cfg: Config, data: Dataset, processes: int) -> None:
         phase = getattr(cfg, name)
         if phase.epochs and phase.warmup > phase.epochs * updates:
             rule = f"must be at most the {phase.epochs * updates} updates of the phase"
-            raise InputError(f"{name}.warmup {rule}, got {phase.warmup}")
+            remedy = f"lower it or raise {name}.epochs"
+            raise InputError(f"{name}.warmup {rule}, got {phase.warmup}; {remedy}")
     classes, dim = len(data.class_names), cfg.model.dim
     if HEADS[cfg.model.head].fixed_means and 0 < dim < classes - 1:
         rule = f"must be at least {classes - 1} for equiangular means of {classes} classes, or 0"
