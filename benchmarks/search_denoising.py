@@ -2,7 +2,7 @@
 
     python benchmarks/search_denoising.py --data DIR --out results/search-denoising.json --seconds 240
     python benchmarks/search_denoising.py --data DIR --out FILE --only width-6      # one run
-    python benchmarks/search_denoising.py --rehearse --out /tmp/rehearsal.json      # a few minutes on a CPU
+    python benchmarks/search_denoising.py --rehearse --out runs/rehearsal.json      # a few minutes on a CPU
 
 DIR holds cifar10/ as parquet files. Each run is an entry of the JSON file, written when it ends, also where
 it diverged; runs that are there are not repeated. An interrupted run goes on in --runs, where the trainings
