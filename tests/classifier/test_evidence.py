@@ -12,6 +12,7 @@ from PIL import Image
 import gmmc
 from conftest import make_model, tiny_config, tiny_data
 from gmmc import noise
+from gmmc.base import progress
 from gmmc.base.names import NOISE_SCORES
 from gmmc.base.tensorfile import pack, unpack
 from gmmc.classifier import evidence
@@ -291,7 +292,8 @@ class TestCalibration:
         assert done[-1] == model.looks_for(score) * len(data.test)
         assert (model.looks_for("log_density"), model.looks_for()) == (1, 2)
 
-    def test_files_that_take_long_show_progress(self, trained, tmp_path, capsys):
+    def test_files_that_take_long_show_progress(self, trained, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr(progress, "_quiet", False)  # an earlier command may have been --quiet
         model, data = trained
         model_file.save_model(tmp_path / "model.safetensors", model)
         for i, image in enumerate(data.test.images[:12]):
