@@ -152,6 +152,7 @@ def evaluated(run, algorithm, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_every_evaluation_has_results(evaluated, algorithm):
     results = read_results(evaluated)
     assert {*possible(algorithm)} <= results.keys()
@@ -161,6 +162,7 @@ def test_every_evaluation_has_results(evaluated, algorithm):
         assert not any("not measured:" in flag for flag in results[name]["flags"]), name
 
 
+@pytest.mark.slow
 def test_every_evaluation_and_picture_is_on_the_page(evaluated, algorithm, capsys):
     page = evaluated / "report.html"
     command("report", evaluated, capsys=capsys)

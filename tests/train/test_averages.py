@@ -144,6 +144,7 @@ def test_a_rollback_restores_all_of_them():
         assert same(a, b)
 
 
+@pytest.mark.slow
 def test_each_is_a_run_folder(tmp_path):
     cfg = config(train={"batch_size": 256}, model={"dim": 16})
     train(cfg, tmp_path / "run")
