@@ -763,7 +763,8 @@ def small_denoiser_scores() -> str:
     told = (
         f"A small denoiser of CIFAR-10 (smooth-10-1, settings in that file): {trained['parameters']:,} "
         f"parameters, {trained['updates']:,} updates of 128 images in {trained['seconds'] / 60:.0f} minutes "
-        f"of one busy CPU thread, seed 0; test accuracy {accuracy['values']['top1']:.1%}. {of_images(entry)}. "
+        f"of one busy CPU thread, seed 0; test accuracy {accuracy['values']['top1']:.1%}. "
+        f"{of_images(entry)}. "
         "All of it: "
         "[results/cifar10-denoising-small.json](../results/cifar10-denoising-small.json)."
     )
