@@ -21,7 +21,7 @@ from gmmc.base.text import shortened
 from gmmc.classifier import scores
 from gmmc.classifier.abstention import Reference
 from gmmc.classifier.build import recipe_of
-from gmmc.classifier.evidence import gather, scores_of
+from gmmc.classifier.evidence import Evidence, gather, scores_of
 from gmmc.classifier.model import Classifier, pick_device
 from gmmc.config.schema import Config
 from gmmc.data.splits import Dataset, LabelledImages
@@ -294,9 +294,11 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
     def predict_or_abstain(self, X, unknown: Any = None) -> np.ndarray:
         """The class where the row is accepted, `unknown` elsewhere."""
         network, images = self._asked(X)
-        energies = scores.unit_energies(network, images)
+        score = self.abstains_by_
+        evidence = gather(network, images, [score])
+        energies = scores.feature_energies(network, evidence.features)
         named = self.classes_[scores.logits_at(network, energies, self.gamma2_).argmax(-1).numpy()]
-        strange = self._scores(network, images, self.abstains_by_).numpy() < self.threshold_
+        strange = score_of(network, evidence, score).numpy() < self.threshold_
         answers = named if np.asarray(unknown).dtype.kind == named.dtype.kind else named.astype(object)
         either: Any = (unknown, answers)
         return np.where(strange, *either)
@@ -317,9 +319,8 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
         return scores.logits_at(network, energies, self.gamma2_)
 
     def _scores(self, network: scores.Tempered, images: Tensor, score: str) -> Tensor:
-        """Score of images in [0, 1]; a confidence is at the γ² that its threshold was fitted at."""
-        gamma2 = network.reference.gamma2 if network.reference else network.density_gamma2
-        return scores_of(network, gather(network, images, [score]), gamma2, [score])[score]
+        """Score of images in [0, 1]."""
+        return score_of(network, gather(network, images, [score]), score)
 
     def _energies(self, X) -> tuple[scores.Tempered, Tensor]:
         network, images = self._asked(X)
@@ -408,6 +409,12 @@ class GMMCClassifier(ClassifierMixin, BaseEstimator):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore an estimator, also one that was stored before it had all of today's parameters."""
         super().__setstate__({"algorithm": None, **state})
+
+
+def score_of(network: scores.Tempered, evidence: Evidence, score: str) -> Tensor:
+    """One score from the evidence; a confidence is at the γ² that its threshold was fitted at."""
+    gamma2 = network.reference.gamma2 if network.reference else network.density_gamma2
+    return scores_of(network, evidence, gamma2, [score])[score]
 
 
 def abstains_by(model: Classifier) -> str:
