@@ -23,6 +23,7 @@ EXAMPLES = {  # a name for each pattern
     r"mlp-([1-9]\d*)-([1-9]\d*)": "mlp-1-16",
     r"smooth-(\d+)-([1-9]\d*)": "smooth-10-1",
     r"smooth-(\d+)-([1-9]\d*)-scales3": "smooth-10-1-scales3",
+    r"smooth-(\d+)-([1-9]\d*)-attention": "smooth-10-1-attention",
     r"smooth-mlp-([1-9]\d*)-([1-9]\d*)": "smooth-mlp-1-16",
 }
 SCHEDULES = ("step", "cosine")

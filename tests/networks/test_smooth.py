@@ -8,7 +8,7 @@ from torch import nn
 from gmmc.config.sections import ModelConfig
 from gmmc.errors import InputError
 from gmmc.networks.backbones import build_backbone, feature_dim, split_last
-from gmmc.networks.smooth import FINER, SPATIAL, GroupNorm, SmoothBlock, WithSpatial
+from gmmc.networks.smooth import FINER, HEAD_WIDTH, SPATIAL, Attention, GroupNorm, SmoothBlock, WithSpatial
 
 
 def build(backbone="smooth-10-1", shape=(3, 32, 32), dim=24, norm="none", noise_level=False):
@@ -91,6 +91,52 @@ class TestThreeScales:
                 assert all(p.grad.abs().max() > 0 for p in part.spatial.parameters())
 
 
+class TestAttention:
+    """smooth-DEPTH-WIDTH-attention."""
+
+    @pytest.mark.parametrize("width", [16, 128, 192])
+    def test_it_is_torch_s(self, width):
+        ours = Attention(width)
+        nn.init.normal_(ours.out.weight)
+        theirs = nn.MultiheadAttention(width, max(1, width // HEAD_WIDTH), batch_first=True)
+        with torch.no_grad():
+            theirs.in_proj_weight.copy_(ours.query_key_value.weight.flatten(1))
+            theirs.in_proj_bias.copy_(ours.query_key_value.bias)
+            theirs.out_proj.weight.copy_(ours.out.weight.flatten(1))
+            theirs.out_proj.bias.copy_(ours.out.bias)
+        x = torch.randn(2, width, 5, 3)
+        places = ours.norm(x).flatten(2).mT
+        expected, _ = theirs(places, places, places)
+        found = (ours(x) - x).flatten(2).mT
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+    def test_the_number_of_heads_divides_the_width(self):
+        assert (Attention(192).heads, Attention(176).heads, Attention(8).heads) == (3, 2, 1)
+
+    def test_a_permutation_of_places_permutes_the_outputs(self):
+        attention, x = Attention(16), torch.randn(2, 16, 4, 4)
+        nn.init.normal_(attention.out.weight)
+        order = torch.randperm(16)
+        found = attention(x.flatten(2)[..., order].unflatten(2, (4, 4)))
+        expected = attention(x).flatten(2)[..., order].unflatten(2, (4, 4))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    def test_it_begins_as_the_network_without_it(self):
+        """The same random weights give the same features, and every new weight but those behind a 0 learns."""
+        ours, theirs = build("smooth-16-1-attention"), build("smooth-16-1")
+        parts = [m for m in ours.modules() if isinstance(m, Attention)]
+        assert len(parts) == 2
+        new = {id(p) for part in parts for p in part.parameters()}
+        own = [p for p in ours.parameters() if id(p) not in new]
+        with torch.no_grad():
+            for a, b in zip(own, theirs.parameters(), strict=True):
+                a.copy_(b)
+        x = torch.randn(2, 3, 32, 32)
+        torch.testing.assert_close(ours(x), theirs(x))
+        ours(x).square().sum().backward()
+        assert all(part.out.weight.grad.abs().max() > 0 for part in parts)
+
+
 def test_the_noise_level_is_one_more_channel():
     assert build(noise_level=True)(torch.randn(2, 4, 32, 32)).shape[0] == 2
     mlp = build("smooth-mlp-1-8", shape=(5, 1, 1), noise_level=True)
@@ -110,7 +156,7 @@ def test_features_of_an_image_do_not_depend_on_the_others_of_its_batch():
     torch.testing.assert_close(network(x)[2:3], network(x[2:3]), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("backbone", ["smooth-10-1", "smooth-10-1-scales3", "smooth-mlp-2-16"])
+@pytest.mark.parametrize("backbone", ["smooth-10-1", "smooth-10-1-scales3", "smooth-10-1-attention", "smooth-mlp-2-16"])
 def test_its_gradient_is_smooth(backbone):
     """Twice differentiable: the change of the gradient falls with the step."""
     network, x = build(backbone, shape=(1, 8, 8)).double(), torch.randn(1, 1, 8, 8, dtype=torch.float64)

@@ -26,7 +26,7 @@ TOML_CHARACTERS = MiB  # of a recipe or a card
 NESTING = 32  # levels of brackets in a TOML or JSON file, and parts of a dotted key
 WHOLE_NUMBER = 2**63 - 1  # in a JSON file or a recipe; torch and numpy hold no larger one
 STATE_COUNTS = {"step": 10**9 - 1, "lines": 10**9, "processes": 2**20, "threads": 2**12}  # of a resume state
-BACKBONE_NAME = 20  # characters; its sizes are converted to integers
+BACKBONE_NAME = 24  # characters; its sizes are converted to integers
 CLASSES = 100_000
 CLASS_NAME = 200  # characters
 

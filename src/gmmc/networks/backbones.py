@@ -80,12 +80,22 @@ def wide_resnet(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts)
     return nn.Sequential(*layers)
 
 
-def smooth(depth: int, width: int, *, shape: Shape, dim: int, parts: Parts, scales: int = 1) -> nn.Sequential:
+def smooth(
+    depth: int,
+    width: int,
+    *,
+    shape: Shape,
+    dim: int,
+    parts: Parts,
+    scales: int = 1,
+    attention: bool = False,
+) -> nn.Sequential:
     """A wide ResNet with smooth input gradients, see networks/smooth.py. dim=0 means 64·width."""
     _check_sizes(depth, width)
     if parts.batch_norm:
         raise InputError("model.norm must be none with a smooth network, which has its own normalisation")
-    return smooth_resnet(depth, width, channels=_channels(shape, parts), dim=dim, scales=scales)
+    channels = _channels(shape, parts)
+    return smooth_resnet(depth, width, channels=channels, dim=dim, scales=scales, attention=attention)
 
 
 def small_cnn(*, shape: Shape, dim: int, parts: Parts) -> nn.Sequential:
@@ -137,6 +147,7 @@ BACKBONES: dict[str, tuple[Callable[..., nn.Sequential], Callable[[], nn.Module]
     r"mlp-([1-9]\d*)-([1-9]\d*)": (mlp, leaky_relu),
     r"smooth-(\d+)-([1-9]\d*)": (smooth, nn.SiLU),
     r"smooth-(\d+)-([1-9]\d*)-scales3": (functools.partial(smooth, scales=3), nn.SiLU),
+    r"smooth-(\d+)-([1-9]\d*)-attention": (functools.partial(smooth, attention=True), nn.SiLU),
     r"smooth-mlp-([1-9]\d*)-([1-9]\d*)": (mlp, nn.SiLU),
 }
 
@@ -153,8 +164,8 @@ def build_backbone(cfg: ModelConfig, shape: Shape, *, noise_level: bool = False)
             return network.to(memory_format=LAYOUT)
     raise InputError(
         "model.backbone must be 'small_cnn', 'wrn-DEPTH-WIDTH' (wrn-28-10), 'mlp-DEPTH-WIDTH' (mlp-2-64), "
-        "'smooth-DEPTH-WIDTH' (smooth-28-4), 'smooth-DEPTH-WIDTH-scales3' or 'smooth-mlp-DEPTH-WIDTH' "
-        f"(smooth-mlp-3-128), got {shortened(cfg.backbone)}"
+        "'smooth-DEPTH-WIDTH' (smooth-28-4), 'smooth-DEPTH-WIDTH-scales3', 'smooth-DEPTH-WIDTH-attention' "
+        f"or 'smooth-mlp-DEPTH-WIDTH' (smooth-mlp-3-128), got {shortened(cfg.backbone)}"
     )
 
 

@@ -13,6 +13,7 @@ from gmmc.base.precision import full_precision
 
 SPATIAL = 16  # features per place of the last map
 FINER = (4, 8)  # features per place of the first and the second stage's map, where these are used too
+HEAD_WIDTH = 64  # channels of a head of attention
 EPSILON = 1e-5
 
 
@@ -56,6 +57,31 @@ class SmoothBlock(nn.Module):
         return self.shortcut(self.pool(x)) + self.conv2(F.silu(self.norm2(h)))
 
 
+class Attention(nn.Module):
+    """Residual self-attention between the places of a map (Vaswani et al. 2017). Begins as the identity.
+
+    Written in plain operations: the gradient of the energy goes through it, and a loss may follow that.
+    """
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.heads = max(1, width // HEAD_WIDTH)
+        while width % self.heads:
+            self.heads -= 1
+        self.norm = GroupNorm(width)
+        self.query_key_value = nn.Conv2d(width, 3 * width, 1)
+        self.out = nn.Conv2d(width, width, 1)
+        for parameter in self.out.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        split = self.query_key_value(self.norm(x)).flatten(2).unflatten(1, (3, self.heads, -1))
+        query, key, value = split.unbind(1)  # each (B, heads, width/heads, places)
+        similarity = query.mT @ key / query.shape[2] ** 0.5
+        weights = full_precision(similarity).softmax(-1).to(value.dtype)
+        return x + self.out((value @ weights.mT).flatten(1, 2).unflatten(2, x.shape[2:]))
+
+
 class Coordinates(nn.Module):
     """Pooled features, in which the classes have their means, then spatial ones of mean 0."""
 
@@ -83,10 +109,13 @@ class WithSpatial(nn.Module):
         return torch.cat([self.later(x), self.spatial(x).flatten(1)], 1)
 
 
-def smooth_resnet(depth: int, width: int, *, channels: int, dim: int, scales: int = 1) -> nn.Sequential:
+def smooth_resnet(
+    depth: int, width: int, *, channels: int, dim: int, scales: int = 1, attention: bool = False
+) -> nn.Sequential:
     """(B, channels, H, W) → (B, dim + 16·H/4·W/4) by (depth − 4)/2 blocks; dim = 0 means 64·width.
 
-    With three scales, 8 features per place of the second stage's map follow, and 4 of the first stage's.
+    With three scales, 8 features per place of the second stage's map follow, and 4 of the first stage's. With
+    `attention`, each block of the last stage is followed by one of attention.
     """
     width_in = 16 * width
     stem, stages = nn.Conv2d(channels, width_in, 3, padding=1), []
@@ -95,6 +124,8 @@ def smooth_resnet(depth: int, width: int, *, channels: int, dim: int, scales: in
         for i in range((depth - 4) // 6):
             blocks.append(SmoothBlock(width_in, width_out, pool=i == 0 and stage > 0))
             width_in = width_out
+            if attention and stage == 2:
+                blocks.append(Attention(width_out))
         stages.append(blocks)
     first, second, third = stages
     layers: list[nn.Module] = [*third, GroupNorm(width_in), nn.SiLU(), Coordinates(width_in, dim)]
