@@ -156,12 +156,20 @@ def test_sizes_of_a_network_of_many_digits_are_refused(name, digits):
     assert len(str(caught.value)) < 300
 
 
-def test_loading_does_not_import_the_compiler(run):
+def test_loading_does_not_import_the_compiler(run, tmp_path):
     """torch imports it, for a second, to compute on the meta device."""
     code = (
         "import sys, gmmc; [gmmc.load(name) for name in sys.argv[1:]]; print('torch._dynamo' in sys.modules)"
     )
-    assert python(code, run, "cifar10").stdout == "False\n"
+    cfg = tiny_config(
+        model={"backbone": "smooth-10-1", "dim": 8},
+        train={"algorithm": "denoising"},
+        sampler={"name": "heun"},
+        denoising={"gaussian": "fitted"},
+        buffer={"start": "gaussian"},
+    )
+    train(cfg, tmp_path, tiny_data(), silent=True)
+    assert python(code, run, "cifar10", tmp_path).stdout == "False\n"
 
 
 LOAD = """

@@ -122,7 +122,7 @@ class TestAttention:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
     def test_it_begins_as_the_network_without_it(self):
-        """The same random weights give the same features, and every new weight but those behind a 0 learns."""
+        """The same random weights give the same features; its outputs have a gradient at once."""
         ours, theirs = build("smooth-16-1-attention"), build("smooth-16-1")
         parts = [m for m in ours.modules() if isinstance(m, Attention)]
         assert len(parts) == 2
@@ -156,7 +156,9 @@ def test_features_of_an_image_do_not_depend_on_the_others_of_its_batch():
     torch.testing.assert_close(network(x)[2:3], network(x[2:3]), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("backbone", ["smooth-10-1", "smooth-10-1-scales3", "smooth-10-1-attention", "smooth-mlp-2-16"])
+@pytest.mark.parametrize(
+    "backbone", ["smooth-10-1", "smooth-10-1-scales3", "smooth-10-1-attention", "smooth-mlp-2-16"]
+)
 def test_its_gradient_is_smooth(backbone):
     """Twice differentiable: the change of the gradient falls with the step."""
     network, x = build(backbone, shape=(1, 8, 8)).double(), torch.randn(1, 1, 8, 8, dtype=torch.float64)

@@ -68,15 +68,6 @@ def test_coarse_cosines_keep_their_covariance():
     assert np.cov(drawn.reshape(-1, 9).T) == pytest.approx(expected, abs=0.04 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 12), (2, 8, 11)])
-def test_cosines_there_and_back(shape):
-    start = GaussianStart(shape, 2, 4, 3)
-    x = torch.rand(5, *shape)
-    c = start._transformed(x, inverse=False)
-    assert c.numpy() == pytest.approx(dctn(x.numpy(), axes=(1, 2, 3), norm="ortho"), abs=1e-5)
-    assert torch.allclose(start._transformed(c, inverse=True), x, atol=1e-5)
-
-
 def test_it_is_small():
     """A start for CIFAR-10 that a shipped model has room for."""
     start = GaussianStart((3, 32, 32), 10, 24, 8)

@@ -10,6 +10,7 @@ from torch import Tensor
 from gmmc import noise
 from gmmc.classifier.drawing import BLOCK
 from gmmc.errors import InputError
+from gmmc.networks.gaussian_term import GaussianTerm
 from gmmc.networks.heads import Head
 from gmmc.sampling import engine
 from gmmc.sampling.samplers import WITHOUT_CLASS, Gradient, SeededNoise, force, goals
@@ -38,16 +39,20 @@ class Denoiser:
         σ_d of the model.
     gradient : Gradient
         Gradient of energies of the backbone, see `sampling.engine.new_gradient`.
+    gaussian : GaussianTerm, default=None
+        Gaussian term of the energy where its variances were fitted; None: σ_d² in all directions.
     """
 
-    def __init__(self, head: Head, sigma_data: float, gradient: Gradient):
-        self.head, self.sigma_data, self.gradient = head, sigma_data, gradient
+    def __init__(
+        self, head: Head, sigma_data: float, gradient: Gradient, gaussian: GaussianTerm | None = None
+    ):
+        self.head, self.sigma_data, self.gradient, self.gaussian = head, sigma_data, gradient, gaussian
 
     def force(self, u: Tensor, level: Tensor) -> Tensor:
         """F(u; σ) of scaled images u = c_in·x, with the σ of each image, (B, 1, 1, 1)."""
         labels = torch.zeros_like(level.flatten())  # of no effect
         goal = goals(labels, level, self.sigma_data, WITHOUT_CLASS)
-        return force(self.gradient, self.head.guided_energy, u, level, goal)
+        return force(self.gradient, self.head.guided_energy, u, level, goal, self.gaussian)
 
     def regression(self, clean: Tensor, x: Tensor, level: Tensor) -> Regression:
         """Compare F with its target t = (x₀ − c_skip·x)/c_out, for noisy versions x of clean images x₀."""
@@ -79,7 +84,7 @@ def fast_denoiser(model: "Classifier") -> Denoiser:
     gradient = engine.new_gradient(
         model.backbone, engine.choose_for_samples(asked, model.device), precision="fp32"
     )
-    return Denoiser(model.head, model.denoising.sigma_data, gradient)
+    return Denoiser(model.head, model.denoising.sigma_data, gradient, model.gaussian)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from gmmc.classifier.labels import label_tensor
 from gmmc.classifier.scores import check_finite
 from gmmc.config.sections import SampleConfig, SamplerConfig, TrainConfig
 from gmmc.errors import InputError
+from gmmc.networks.gaussian_term import GaussianTerm
 from gmmc.networks.heads import Head
 from gmmc.pixels import Shape, to_unit
 from gmmc.sampling import engine
@@ -68,6 +69,8 @@ class Drawer:
         Device of the modules.
     sigma_data : float, default=None
         σ_d of a noise-conditional model.
+    gaussian : GaussianTerm, default=None
+        Gaussian term of its energy, where that was fitted.
     """
 
     def __init__(
@@ -81,11 +84,13 @@ class Drawer:
         *,
         device: torch.device,
         sigma_data: float | None = None,
+        gaussian: GaussianTerm | None = None,
     ):
         noise_conditional = sigma_data is not None
         check_sampler(settings.sampler.name, has_means=head.has_means, noise_conditional=noise_conditional)
         self.backbone, self.head, self.initial, self.settings = backbone, head, initial, settings
         self.shape, self.classes, self.device, self.sigma_data = shape, classes, device, sigma_data
+        self.gaussian = gaussian
         self._engine = engine.choose_for_samples(settings.engine, device)
         self._gradient: engine.PlainGradient | engine.FastGradient | None = None  # built when first needed
 
@@ -221,7 +226,7 @@ class Drawer:
             on_step = on_block and on_block(first, count)
             sampler = SAMPLERS[cfg.name]
             energy = self.head.guided_energy if sampler.noise_conditional else self.head.unit_energy
-            chains = Chains.of(self.head, energy, y, noise, self.sigma_data)
+            chains = Chains.of(self.head, energy, y, noise, self.sigma_data, self.gaussian)
             x = sampler.move(self._gradient, x, chains, cfg, steps=steps, on_step=on_step or ignore)
             images = to_unit(x[:count].clamp(*BOX))
             check_finite(images)

@@ -30,6 +30,7 @@ from gmmc.classifier.scores import (
 from gmmc.config.schema import Config
 from gmmc.config.sections import AbstainConfig, DenoisingConfig
 from gmmc.errors import InputError
+from gmmc.networks.gaussian_term import GaussianTerm
 from gmmc.networks.heads import Head
 from gmmc.pixels import Shape, as_batch, to_signed
 from gmmc.sampling.engine import PlainGradient
@@ -111,6 +112,9 @@ class Classifier(Predictor):
         self.abstain, self.drawing, self.resizes = abstain, drawing, resizes
         self._no_drawing = no_drawing
         self.denoising = denoising
+        self.gaussian: GaussianTerm | None = None
+        if denoising is not None and denoising.gaussian == "fitted":
+            self.gaussian = GaussianTerm(self.shape, denoising.sigma_data)
         if denoising is not None:
             self.head.gamma2.fill_(self.density_gamma2)
         self.cfg: Config | None = None
@@ -153,7 +157,9 @@ class Classifier(Predictor):
         level = noise.per_image(self.denoising.class_sigma if sigma is None else sigma, x)
         u = noise.scales(level, sigma_data).into * x
         features = self.backbone(noise.network_input(u, level))
-        return torch.cat([features, noise.radius(u, level, sigma_data)], 1)
+        term = self.gaussian
+        radius = term.radius(u, level) if term else noise.radius(u, level, sigma_data)
+        return torch.cat([features, radius], 1)
 
     @property
     def density_gamma2(self) -> float:
@@ -214,7 +220,8 @@ class Classifier(Predictor):
     def _noise_sizes(self, images: Tensor) -> Tensor:
         """Sizes of F and denoising errors of images in [0, 1] at several noise levels."""
         assert self.denoising is not None
-        denoiser = Denoiser(self.head, self.denoising.sigma_data, PlainGradient(self.backbone))
+        gradient = PlainGradient(self.backbone)
+        denoiser = Denoiser(self.head, self.denoising.sigma_data, gradient, self.gaussian)
         return noise_sizes(denoiser, self._signed(images), levels(self.denoising))
 
     def _signed(self, images: Tensor) -> Tensor:
@@ -380,6 +387,7 @@ class Classifier(Predictor):
             len(self.class_names),
             device=self.device,
             sigma_data=self.denoising.sigma_data if self.denoising else None,
+            gaussian=self.gaussian,
         )
 
     def sample(

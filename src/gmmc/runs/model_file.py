@@ -42,11 +42,15 @@ def save_model(path: Path, model: Classifier) -> None:
 
 
 def stored_weights(model: Classifier) -> dict[str, Tensor]:
-    """The state of the model as its recipe wants it stored; the head is small and stays as it is."""
+    """The state of the model as its recipe wants it stored.
+
+    The head and the Gaussian term are small and stay as they are.
+    """
     state = model.state_dict()
     if recipe_of(model).train.weights == "fp32":
         return state
-    large = [name for name in state if not name.startswith("head.") and state[name].is_floating_point()]
+    small = ("head.", "gaussian.")
+    large = [name for name in state if not name.startswith(small) and state[name].is_floating_point()]
     return state | {name: state[name].bfloat16() for name in large}
 
 

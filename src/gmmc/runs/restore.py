@@ -26,8 +26,8 @@ from gmmc.config import recipes
 from gmmc.config.schema import Config
 from gmmc.errors import InputError
 from gmmc.networks.backbones import LAYOUT
+from gmmc.networks.cosines import Cosines
 from gmmc.pixels import Shape, is_vector
-from gmmc.sampling.initial import GaussianStart
 
 # In the names of a model's tensors.
 REFERENCE = "reference."
@@ -69,8 +69,9 @@ def restore(tensors: dict[str, Tensor], info: Any) -> tuple[Classifier, tuple[st
     model.load_state_dict(weights, assign=True)
     network: Any = model.backbone
     network.to(memory_format=LAYOUT)
-    if isinstance(model.start, GaussianStart):
-        model.start.fill_constants()
+    for part in model.modules():
+        if isinstance(part, Cosines):
+            part.fill_constants()
     if not model.head.gamma2 > 0:
         raise InputError(f"head.gamma2 must be above 0, got {model.head.gamma2.item():g}")
     if not (model.head.priors >= 0).all() or not math.isclose(model.head.priors.sum(), 1, abs_tol=1e-3):

@@ -5,16 +5,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from gmmc.base.limits import IMAGE_SIDE
 from gmmc.base.seeds import derived_seed
-from gmmc.errors import InputError
+from gmmc.networks.cosines import Cosines
 from gmmc.pixels import Shape, to_signed
 from gmmc.sampling.samplers import BOX, Noise
 
 if TYPE_CHECKING:
     from gmmc.data.splits import LabelledImages
-
-AXES = ("channel", "row", "column")
 
 
 class UniformStart(nn.Module):
@@ -52,11 +49,10 @@ class NoiseStart(nn.Module):
 class GaussianStart(nn.Module):
     """x′_0 ~ a Gaussian fitted to the pixels of class y′, kept in the box.
 
-    Images are written in cosines over channels, rows and columns (the DCT), which for natural images are
-    nearly independent. Among the `detail`·`detail` coarsest of each channel the covariance is held by its
-    `rank` largest principal directions; what they leave of each cosine's variance, and all of the finer ones'
-    variance, is added independently; of the finer ones the mean is taken for zero. It takes kilobytes, not
-    megabytes; with detail = 0 (all cosines) and rank ≥ number of pixels it is exact.
+    Images are written in cosines. Among the `detail`·`detail` coarsest of each channel the covariance is held
+    by its `rank` largest principal directions; what they leave of each cosine's variance, and all of the
+    finer ones' variance, is added independently; of the finer ones the mean is taken for zero. It takes
+    kilobytes, not megabytes; with detail = 0 (all cosines) and rank ≥ number of pixels it is exact.
     """
 
     name = "Gaussian of the class's pixels"
@@ -67,23 +63,12 @@ class GaussianStart(nn.Module):
     def __init__(self, shape: Shape, classes: int, rank: int, detail: int = 0):
         super().__init__()
         self.shape = shape
+        self.cosines = Cosines(shape)
         self.coarse = tuple(min(detail or size, size) for size in shape[1:])
         numbers = shape[0] * self.coarse[0] * self.coarse[1]
         self.register_buffer("mean", torch.zeros(classes, numbers))
         self.register_buffer("directions", torch.zeros(classes, min(rank, numbers), numbers))
         self.register_buffer("rest", torch.zeros(classes, *shape))
-        if max(shape) > IMAGE_SIDE:
-            raise InputError(
-                f"buffer.start=gaussian needs at most {IMAGE_SIDE} numbers per side (limits.IMAGE_SIDE), "
-                f"got {max(shape)}"
-            )
-        if not self.mean.is_meta:  # else what is stored is compared first
-            self.fill_constants()
-
-    def fill_constants(self) -> None:
-        """Compute what is stored in no file."""
-        for axis, size in zip(AXES, self.shape, strict=True):
-            self.register_buffer(f"{axis}_cosines", cosines(size), persistent=False)
 
     @torch.no_grad()
     def fit(self, data: "LabelledImages") -> None:
@@ -92,7 +77,7 @@ class GaussianStart(nn.Module):
             x = to_signed(data.images[data.labels == y].to(self.mean.device))
             if not len(x):  # of a part of the data; what was known of the class stays
                 continue
-            c = self._transformed(x, inverse=False)
+            c = self.cosines(x)
             coarse = self._coarse(c).flatten(1)
             self.mean[y] = coarse.mean(0)
             scale = max(1, len(x) - 1) ** 0.5
@@ -113,27 +98,10 @@ class GaussianStart(nn.Module):
         for y in range(len(self.mean)):  # one product per class: a gathered batch of matrices would be huge
             coarse = coarse + (labels == y).unsqueeze(1) * (along @ self.directions[y])
         self._coarse(c).add_(coarse.unflatten(1, (-1, *self.coarse)))
-        return self._transformed(c, inverse=True).clamp(*BOX)
+        return self.cosines.inverse(c).clamp(*BOX)
 
     def _coarse(self, c: Tensor) -> Tensor:
         return c[..., : self.coarse[0], : self.coarse[1]]
 
-    def _transformed(self, x: Tensor, *, inverse: bool) -> Tensor:
-        """Pixels → cosines, or back."""
-        for place, axis in enumerate(AXES, start=-len(AXES)):
-            basis = self.get_buffer(f"{axis}_cosines")
-            x = (x.movedim(place, -1) @ (basis if inverse else basis.mT)).movedim(-1, place)
-        return x
-
 
 InitialImages = UniformStart | NoiseStart | GaussianStart
-
-
-def cosines(size: int) -> Tensor:
-    """The orthonormal cosines on `size` places, a row each, from coarse to fine (DCT-II).
-
-    On three channels: brightness, red against blue, green against both.
-    """
-    place, frequency = torch.arange(size).double() + 0.5, torch.arange(size).double()
-    waves = torch.cos(torch.pi / size * frequency[:, None] * place)
-    return (waves / waves.norm(dim=1, keepdim=True)).float()

@@ -14,6 +14,7 @@ from gmmc.config.sections import SamplerConfig
 from gmmc.core import unit_energy
 
 if TYPE_CHECKING:
+    from gmmc.networks.gaussian_term import GaussianTerm
     from gmmc.networks.heads import Head
 
 BOX = (-1.0, 1.0)  # where pixels live
@@ -49,6 +50,7 @@ class Chains:
     energy: Energy  # (φ(x′), y′) → energies (B,) that Langevin dynamics descends
     noise: Noise
     sigma_data: float | None = None  # σ_d, of a noise-conditional energy
+    gaussian: "GaussianTerm | None" = None  # Gaussian term of that energy, where its variances were fitted
 
     @classmethod
     def of(
@@ -58,10 +60,11 @@ class Chains:
         labels: Tensor,
         noise: Noise,
         sigma_data: float | None = None,
+        gaussian: "GaussianTerm | None" = None,
     ) -> "Chains":
         """Chains towards these classes; `energy` is one of the head's."""
         means = None if head.means is None else head.means.detach()[labels]
-        return cls(labels, means, energy, noise, sigma_data)
+        return cls(labels, means, energy, noise, sigma_data, gaussian)
 
 
 def input_gradient(total: Callable[[Tensor, Tensor], Tensor], x: Tensor, goal: Tensor) -> Tensor:
@@ -169,7 +172,8 @@ def denoised(gradient: Gradient, x: Tensor, sigma: float, chains: Chains, guidan
     level = noisy.per_image(sigma, x)
     scales = noisy.scales(level, chains.sigma_data)
     goal = goals(chains.labels, level, chains.sigma_data, guidance)
-    return scales.skip * x + scales.out * force(gradient, chains.energy, scales.into * x, level, goal)
+    found = force(gradient, chains.energy, scales.into * x, level, goal, chains.gaussian)
+    return scales.skip * x + scales.out * found
 
 
 def goals(labels: Tensor, level: Tensor, sigma_data: float, guidance: float) -> Tensor:
@@ -178,9 +182,20 @@ def goals(labels: Tensor, level: Tensor, sigma_data: float, guidance: float) -> 
     return torch.stack([labels.to(gamma2), gamma2, torch.full_like(gamma2, guidance)], 1)
 
 
-def force(gradient: Gradient, energy: Energy, u: Tensor, level: Tensor, goal: Tensor) -> Tensor:
-    """F(u; σ) = −∂e/∂u, with e the energy of features and goals, and the σ of each image."""
-    return -gradient(energy, noisy.network_input(u, level), goal)[:, :-1].to(u)
+def force(
+    gradient: Gradient,
+    energy: Energy,
+    u: Tensor,
+    level: Tensor,
+    goal: Tensor,
+    gaussian: "GaussianTerm | None",
+) -> Tensor:
+    """F(u; σ) = −∂e/∂u, with e the energy of features and goals, and the σ of each image.
+
+    Where the variances of the Gaussian term were fitted, F + G·u.
+    """
+    found = -gradient(energy, noisy.network_input(u, level), goal)[:, :-1].to(u)
+    return found if gaussian is None else found + gaussian.force(u, level)
 
 
 @dataclass(frozen=True)

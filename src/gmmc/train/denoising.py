@@ -188,7 +188,8 @@ class Denoising(Algorithm):
         self.gradient.refresh()
         with torch.enable_grad():
             energy = self.model.head.guided_energy
-            return force(self.gradient, energy, noisy.u, noisy.level, noisy.goal) - noisy.target
+            found = force(self.gradient, energy, noisy.u, noisy.level, noisy.goal, self.model.gaussian)
+            return found - noisy.target
 
     @torch.no_grad()
     def sides(self, noisy: Noisy, residual: Tensor) -> tuple[Tensor, Tensor]:

@@ -165,6 +165,11 @@ def check_input(start: Classifier, cfg: Config) -> None:
             f"train.start must be trained by train.algorithm={cfg.train.algorithm}, as this recipe is, "
             f"got {trained}: only one of the two networks takes noise levels"
         )
+    if start.gaussian is not None and cfg.denoising.gaussian != "fitted":
+        raise InputError(
+            f"denoising.gaussian must be fitted with train.start={cfg.train.start}, whose network was "
+            f"trained beside such a Gaussian term, got {cfg.denoising.gaussian}"
+        )
 
 
 def check_trunk(start: Classifier, cfg: Config) -> None:
@@ -202,8 +207,10 @@ def take_over(model: Classifier, start: Classifier) -> None:
     """Copy the start's network and what its head has learned; of other classes the trunk alone.
 
     Priors and starts of chains are those of the new data. Of classes that the new data lack, chains start
-    where they did before.
+    where they did before. The Gaussian term of a denoiser is the start's: its network was trained beside it.
     """
+    if model.gaussian and start.gaussian:
+        model.gaussian.load_state_dict(start.gaussian.state_dict())
     if start.class_names != model.class_names:
         split_last(model.backbone)[0].load_state_dict(split_last(start.backbone)[0].state_dict())
         return

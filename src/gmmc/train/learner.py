@@ -79,6 +79,8 @@ class Learner:
         if start:
             initialize.take_over(model, start)
         model.start.fit(data.train)
+        if model.gaussian and not start:
+            model.gaussian.fit(data.train.images)
         if self.process.count > 1:  # drawn alike by all, but machines may differ in the last bits
             for tensor in model.state_dict().values():
                 leader_s = tensor.contiguous()  # collectives know no other layout
