@@ -11,7 +11,9 @@ the regression of the target on F. A calibrated denoiser has slope 1; below 1 it
 import argparse
 import itertools
 import json
+import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from gmmc.runs.metrics import read_metrics
 from gmmc.runs.results import read_results
 from gmmc.runs.training_data import load_data
 from gmmc.sampling.engine import PlainGradient
+from gmmc.sampling.samplers import force, goals
 
 LEVELS = (0.05, 0.2, 0.6, 1.5, 4.0, 8.0, 15.0, 60.0)
 SEED = 0
@@ -62,31 +65,39 @@ def course(run: Path, batch_size: int) -> dict[str, Any]:
     return numbers | ({"validation": validation} if validation else {})
 
 
-def calibration(model: Classifier, images: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
+def calibration(
+    model: Classifier, images: Tensor, labels: Tensor, sigmas: Sequence[float] = LEVELS
+) -> dict[str, dict[str, float]]:
+    """How F with the class of each image fits its target, by σ; the noise is the same for all models."""
     assert model.denoising is not None
     clean, gradient = to_signed(images).to(model.device), PlainGradient(model.backbone)
     by_level, sigma_data = {}, model.denoising.sigma_data
-    with Progress("denoising", len(LEVELS) * len(clean)) as bar:
-        for i, sigma in enumerate(LEVELS):
+    with Progress("denoising", len(sigmas) * len(clean)) as bar:
+        for i, sigma in enumerate(sigmas):
             level = noise.per_image(sigma, clean)
-            drawn = torch.randn(clean.shape, generator=generator(SEED, "levels", sigma))
-            x = clean + level * drawn.to(clean.device)
-            scales = noise.scales(level, sigma_data)
-            target = (clean - scales.skip * x) / scales.out
-            given = noise.network_input(scales.into * x, level)
-            gamma2 = level.flatten() / sigma_data
-            goal = torch.stack([labels.to(gamma2), gamma2, torch.zeros_like(gamma2)], 1)
+            x, scales = noisy(clean, sigma), noise.scales(level, sigma_data)
+            target = noise.target(clean, x, scales)
+            goal = goals(labels.to(clean.device), level, sigma_data, 0.0)
+            parts = zip(*(each.split(AT_ONCE) for each in (scales.into * x, level, goal)), strict=True)
             forces = []
-            for u, g in zip(given.split(AT_ONCE), goal.split(AT_ONCE), strict=True):
-                forces.append(-gradient(model.head.guided_energy, u, g)[:, :-1])
+            for part in parts:
+                forces.append(force(gradient, model.head.guided_energy, *part, model.gaussian).detach())
                 bar.update(i * len(clean) + sum(map(len, forces)))
-            force = torch.cat(forces)
+            found = torch.cat(forces)
+            errors = (found - target).square().mean((1, 2, 3))
             by_level[f"{sigma:g}"] = {
-                "loss": (force - target).square().mean().item(),
-                "power": force.square().mean().item(),
-                "slope": ((force * target).sum() / force.square().sum()).item(),
+                "loss": errors.mean().item(),
+                "standard_error": errors.std().item() / math.sqrt(len(errors)),
+                "power": found.square().mean().item(),
+                "slope": ((found * target).sum() / found.square().sum()).item(),
             }
     return by_level
+
+
+def noisy(clean: Tensor, sigma: float) -> Tensor:
+    """Images with noise σ, the same for all models."""
+    drawn = torch.randn(clean.shape, generator=generator(SEED, "levels", sigma))
+    return clean + sigma * drawn.to(clean.device)
 
 
 def main() -> None:

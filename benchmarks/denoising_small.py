@@ -35,13 +35,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from denoising_runs import calibration, noisy
 from torch import Tensor
 
 import gmmc
 from gmmc import noise
 from gmmc.base import intervals, provenance
 from gmmc.base.atomic import write_atomic
-from gmmc.base.seeds import generator
 from gmmc.classifier.model import Classifier
 from gmmc.config import recipes
 from gmmc.config.schema import Config
@@ -54,9 +54,7 @@ from gmmc.fid.similarity import Gaussian, frechet
 from gmmc.networks import threads
 from gmmc.pixels import to_signed
 from gmmc.runs.metrics import read_metrics
-from gmmc.sampling.engine import PlainGradient
 from gmmc.sampling.initial import NoiseStart
-from gmmc.sampling.samplers import force, goals
 from gmmc.train.loop import train
 
 RECIPE = "cifar10-denoising"
@@ -84,7 +82,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "long-gaussian": (*GAUSSIAN, *LONG),
 }
 LEVELS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 25.0, 60.0)
-LEVEL_IMAGES, DRAWN, SEED, AT_ONCE = 1000, 1000, 0, 50
+LEVEL_IMAGES, DRAWN, SEED = 1000, 1000, 0
 STEPS = 18
 REHEARSAL = ("generative.epochs=1", "train.batch_size=32", "denoising.class_images=16", "generative.warmup=2")
 
@@ -151,29 +149,15 @@ def measure(name: str, root: Path | None, runs: Path, rehearse: bool) -> dict[st
 
 
 def by_level(model: Classifier, data: Dataset, count: int) -> dict[str, dict[str, float]]:
-    """Loss and slope ⟨F, t⟩/‖F‖² of validation images with their classes, and the loss of a Gaussian."""
+    """Loss and calibration on validation images with their classes, and the loss of a Gaussian."""
     assert model.denoising is not None
-    clean, labels = to_signed(data.valid.images[:count]), data.valid.labels[:count]
-    gradient, sigma_data = PlainGradient(model.backbone), model.denoising.sigma_data
-    best = GaussianDenoiser(data.train.images)
-    found = {}
-    for sigma in LEVELS:
-        level = noise.per_image(sigma, clean)
-        x = clean + sigma * torch.randn(clean.shape, generator=generator(SEED, "levels", sigma))
-        scales = noise.scales(level, sigma_data)
-        target = noise.target(clean, x, scales)
-        goal = goals(labels, level, sigma_data, 0.0)
-        parts = zip(*(each.split(AT_ONCE) for each in (scales.into * x, level, goal)), strict=True)
-        energy = model.head.guided_energy
-        ours = torch.cat([force(gradient, energy, *part, model.gaussian).detach() for part in parts])
-        theirs = (best(x, sigma) - scales.skip * x) / scales.out
-        errors = (ours - target).square().mean((1, 2, 3))
-        found[f"{sigma:g}"] = {
-            "loss": errors.mean().item(),
-            "standard_error": errors.std().item() / math.sqrt(len(errors)),
-            "slope": ((ours * target).sum() / ours.square().sum()).item(),
-            "gaussian_loss": (theirs - target).square().mean().item(),
-        }
+    images, labels = data.valid.images[:count], data.valid.labels[:count]
+    found = calibration(model, images, labels, LEVELS)
+    clean, best = to_signed(images), GaussianDenoiser(data.train.images)
+    for sigma, values in zip(LEVELS, found.values(), strict=True):
+        x = noisy(clean, sigma)
+        _, out, _ = noise.scales(noise.per_image(sigma, clean), model.denoising.sigma_data)
+        values["gaussian_loss"] = ((best(x, sigma) - clean) / out).square().mean().item()
     return found
 
 

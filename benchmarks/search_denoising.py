@@ -1,23 +1,23 @@
-"""CIFAR-10 by denoising, search, part one: runs of four minutes of one GPU, one change each.
+"""CIFAR-10 by denoising: the search for a recipe of half an hour, in runs of minutes on one GPU.
 
-    python benchmarks/search_denoising.py --data DIR --out results/search-denoising.json --seconds 240
+    python benchmarks/search_denoising.py --data DIR --out results/search-denoising.json --minutes 27
     python benchmarks/search_denoising.py --data DIR --out FILE --only width-6      # one run
-    python benchmarks/search_denoising.py --rehearse --out runs/rehearsal.json      # a few minutes on a CPU
+    python benchmarks/search_denoising.py --rehearse --out runs/rehearsal.json      # some minutes on a CPU
 
-DIR holds cifar10/ as parquet files. Each run is an entry of the JSON file, written when it ends, also where
-it diverged; runs that are there are not repeated. An interrupted run goes on in --runs, where the trainings
-are.
+DIR holds cifar10/ as parquet files. `base` is recipes/cifar10.toml, every other run has one change to it. A
+run is an entry of the JSON file, written when it ends, also where it diverged; runs that are there are not
+repeated. An interrupted run goes on in --runs, where the trainings are.
 
-Equal time: the images per second of each network are measured in a short training first. A run gets as many
-epochs of its cosine as fit into --seconds; compiling comes on top. Every run keeps three averages of the
+Equal time: the images per second of each kind of update are measured in a short training first. A run gets as
+many epochs of its cosine as fit into --seconds; compiling comes on top. `base` keeps three averages of the
 weights.
 
-Only training and validation images are looked at. Of each average: the evaluation `validation` (accuracy on
-5,000 images, FID and KID of 10,000 fresh images), cross-entropies of training and validation images as they
-are at the γ² of training and of validation images at the fitted γ², the denoising loss of validation images
-at each σ, and the AUROC of every score for validation images against themselves behind a grey square.
+Runs are made in the order of RUNS. With --minutes, a run is begun only if it and those of the winner still
+fit. `winner` has every change that the rule chose, `winner-seed-1` another seed; then the FID of its chains
+is measured by steps and guidance. Without any change `base` is the winner.
 
-The rule that decides stands in search_rule.py, and was written before any run.
+Only training and validation images are looked at; search_measure.py lists the numbers. The rule that decides
+stands in search_rule.py, and was written before any run.
 """
 
 import argparse
@@ -26,62 +26,67 @@ import itertools
 import json
 import shutil
 import statistics
+import time
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
-from denoising_runs import calibration, course
+from denoising_runs import course
+from search_measure import by_sampling, measure
 from search_rule import RULE, candidates_of, decisions
 
 import gmmc
-from gmmc.base import intervals, provenance
+from gmmc.base import provenance
 from gmmc.base.atomic import write_atomic
-from gmmc.base.seeds import generator
-from gmmc.classifier.model import Classifier, pick_device
-from gmmc.classifier.scores import feature_scores, features, logits_at, unit_energies
+from gmmc.classifier.model import pick_device
 from gmmc.config import recipes
 from gmmc.config.schema import Config
-from gmmc.config.sections import DataConfig, EvaluateOptions
+from gmmc.config.sections import DataConfig
 from gmmc.data import sources
-from gmmc.data.ood_sets import GENERATED
 from gmmc.data.splits import Dataset
 from gmmc.errors import Diverged, InputError, Interrupted
-from gmmc.evaluations import validation
-from gmmc.evaluations.detection import bootstrap, detect
-from gmmc.evaluations.generation import draw
 from gmmc.fid import features as feature_networks
-from gmmc.fid.feature_cache import training_features
-from gmmc.fid.similarity import Gaussian, frechet
-from gmmc.runs.folder import RunFolder
 from gmmc.train.loop import train
 
-RECIPE = "cifar10-denoising"  # its chains begin at the Gaussian of the class, with sigma_max = 5
+RECIPE = "cifar10"
 # auto would not compile so short a training, and so measure a slower one than is meant.
-COMMON = ("train.averages=[0.999, 0.9998]", "train.engine=compiled", "train.valid_every=10")
-RUNS: dict[str, tuple[str, ...]] = {
-    "base": (),
-    "colour": ("generative.colour=0.4",),
-    # λ = .5: 1/(lr·λ) is 2,900 updates at the peak rate, less than half of a run.
+COMMON = ("train.engine=compiled", "train.valid_every=10")
+AVERAGES = ("train.averages=[0.999, 0.9998]",)
+RUNS: dict[str, tuple[str, ...]] = {  # in the order in which they are made
+    "base": AVERAGES,
+    "isotropic": ("denoising.gaussian=isotropic",),
+    "width-6": ("model.backbone=smooth-28-6",),
+    # λ = .5: 1/(lr·λ) is 2,900 updates at the peak rate, less than half of a run of four minutes.
     "decay-smoothing": (
         "train.decoupled_decay=true",
         "generative.weight_decay=0.5",
         "denoising.label_smoothing=0.1",
     ),
-    "width-6": ("model.backbone=smooth-28-6",),
+    "class-.1": ("denoising.class_weight=0.1",),
+    "lr-high": ("generative.lr=1.4e-3",),
+    "class-.01": ("denoising.class_weight=0.01",),
+    "colour": ("generative.colour=0.4",),
+    "attention": ("model.backbone=smooth-28-4-attention",),
+    "class-half": ("denoising.class_images=128",),
+    "lr-low": ("generative.lr=3.5e-4",),
     "scales-3": ("model.backbone=smooth-28-4-scales3",),
     "base-seed-1": ("train.seed=1",),  # other weights and order, the same validation images
 }
-REFERENCE = "base"
-GENERATED_IMAGES, LEVEL_IMAGES, CLASS_IMAGES, REPLICATES, SEED = 10_000, 500, 5_000, 10, 0
+DECAY = str(recipes.load(RECIPE).train.ema)
+REFERENCE, WINNER, WINNER_SEED = "base", "winner", "winner-seed-1"
+SEED = 0
 TRIAL_SECONDS = 15.0
+OVERHEAD, GRID = 75.0, 90.0  # seconds beside the training of a run, until one is known; of steps and guidance
 REHEARSAL = (
-    *("train.engine=auto", "train.batch_size=32", "denoising.class_images=16", "generative.warmup=5"),
+    *("train.engine=auto", "train.batch_size=32", "generative.warmup=5"),
     *("train.log_every=2", "train.checkpoint_seconds=5", "sample.steps=4"),
-    *("train.ema=0.9", "train.averages=[0.5, 0.98]"),  # so that they differ after few updates
 )
+REHEARSED = {  # in place of values that a tiny training would not notice
+    "denoising.class_images=128": "denoising.class_images=8",
+    "train.averages=[0.999, 0.9998]": "train.averages=[0.5, 0.98]",
+}
 ON_DIGITS = ("generative.shift=1", "generative.cutout=3", "denoising.flip=false", "generative.flip=false")
 
 
@@ -92,20 +97,20 @@ class Enough(Exception):
 # --- a run ----------------------------------------------------------------------------------------
 
 
-def recipe(name: str, arguments: argparse.Namespace) -> Config:
-    changes = [*COMMON, *RUNS[name], *(REHEARSAL if arguments.rehearse else ())]
-    if arguments.rehearse and not arguments.data:
-        changes += ["data.name=digits", *ON_DIGITS]
-    cfg = recipes.load(RECIPE, [*changes, *arguments.change])
-    if arguments.rehearse:
-        tiny = cfg.model.backbone.replace("28-4", "10-1").replace("28-6", "10-2")
-        cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, backbone=tiny))
-    return cfg
+def recipe(changes: tuple[str, ...], arguments: argparse.Namespace) -> Config:
+    if not arguments.rehearse:
+        return recipes.load(RECIPE, [*COMMON, *changes, *arguments.change])
+    changes = tuple(REHEARSED.get(change, change) for change in changes)
+    digits = () if arguments.data else ("data.name=digits", *ON_DIGITS)
+    small = ("denoising.class_images=16", "train.ema=0.9")
+    cfg = recipes.load(RECIPE, [*COMMON, *REHEARSAL, *small, *digits, *changes, *arguments.change])
+    tiny = cfg.model.backbone.replace("28-4", "10-1").replace("28-6", "10-2")
+    return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, backbone=tiny))
 
 
 def load_data(arguments: argparse.Namespace) -> Dataset:
     """The data of all runs: one split. Test images are dropped here, so that nothing can look at them."""
-    cfg = recipe(REFERENCE, arguments).data
+    cfg = recipe(RUNS[REFERENCE], arguments).data
     data = sources.load(DataConfig(cfg.name, str(arguments.data or ""), valid=cfg.valid), SEED)
     train_images, valid = data.train, data.valid
     if arguments.rehearse:
@@ -134,8 +139,9 @@ def images_per_second(cfg: Config, data: Dataset, seconds: float) -> float:
 
 
 def epochs_for(cfg: Config, data: Dataset, arguments: argparse.Namespace) -> tuple[int, float]:
-    """(epochs that take --seconds, images per second); measured once for each network."""
-    place = arguments.runs / f"speed-{cfg.model.backbone}.json"
+    """(epochs that take --seconds, images per second); measured once for each kind of update."""
+    kind = f"{cfg.model.backbone}-{cfg.denoising.class_images}"
+    place = arguments.runs / f"speed-{kind}.json"
     if not place.exists():
         trial = min(TRIAL_SECONDS, arguments.seconds / 3)
         rate = images_per_second(cfg, data, trial)
@@ -145,14 +151,15 @@ def epochs_for(cfg: Config, data: Dataset, arguments: argparse.Namespace) -> tup
     return max(1, int(arguments.seconds * rate / per_epoch)), rate
 
 
-def run(name: str, data: Dataset, arguments: argparse.Namespace) -> dict[str, Any]:
+def run(name: str, changes: tuple[str, ...], data: Dataset, arguments: argparse.Namespace) -> dict[str, Any]:
     """Train and measure one run; its entry of the JSON file."""
-    cfg = recipe(name, arguments)
+    started = time.monotonic()
+    cfg = recipe(changes, arguments)
     epochs, rate = epochs_for(cfg, data, arguments)
     cfg = dataclasses.replace(cfg, generative=dataclasses.replace(cfg.generative, epochs=epochs))
     folder = arguments.runs / name
     entry = {
-        "changes": [*COMMON, *RUNS[name], *arguments.change],
+        "changes": [*COMMON, *changes, *arguments.change],
         "seconds": arguments.seconds,
         "epochs": epochs,
         "trial_images_per_second": rate,
@@ -160,19 +167,23 @@ def run(name: str, data: Dataset, arguments: argparse.Namespace) -> dict[str, An
     try:
         model = train(cfg, folder, data)
     except Diverged as error:
-        found = {"diverged": str(error), "training": course(folder, cfg.train.batch_size), "averages": {}}
-        return entry | found | {"conditions": conditions(cfg, data, arguments)}
-    places = {str(cfg.train.ema): folder}
-    places |= {str(decay): folder / "averages" / str(decay) for decay in cfg.train.averages}
-    return entry | {
-        "parameters": model.trained["parameters"],
-        "training": course(folder, cfg.train.batch_size),
-        "averages": {decay: measure(place, data, arguments) for decay, place in places.items()},
-        "conditions": {**conditions(cfg, data, arguments), "trained": model.trained},
-    }
+        found: dict[str, Any] = {"diverged": str(error), "averages": {}}
+        conditions = conditions_of(cfg, data, arguments)
+    else:
+        places = {str(cfg.train.ema): folder}
+        places |= {str(decay): folder / "averages" / str(decay) for decay in cfg.train.averages}
+        found = {
+            "parameters": model.trained["parameters"],
+            "averages": {decay: measure(place, data, arguments) for decay, place in places.items()},
+        }
+        conditions = {**conditions_of(cfg, data, arguments), "trained": model.trained}
+    training = course(folder, cfg.train.batch_size)
+    # An interrupted run took longer; the time left is counted from what one call took.
+    wall = time.monotonic() - started
+    return entry | {"training": training, "wall_seconds": wall, **found, "conditions": conditions}
 
 
-def conditions(cfg: Config, data: Dataset, arguments: argparse.Namespace) -> dict[str, Any]:
+def conditions_of(cfg: Config, data: Dataset, arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "rehearsal": arguments.rehearse,
         "images": {"train": len(data.train), "valid": len(data.valid)},
@@ -185,94 +196,62 @@ def conditions(cfg: Config, data: Dataset, arguments: argparse.Namespace) -> dic
     }
 
 
-# --- the numbers of a model -----------------------------------------------------------------------
+# --- the order of runs ----------------------------------------------------------------------------
 
 
-def measure(place: Path, data: Dataset, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All numbers of one average; an interrupted call goes on with the images drawn so far."""
-    finished = place / "search.json"
-    if finished.exists():
-        return json.loads(finished.read_text())
-    model = gmmc.load(place, device="auto")
-    assert model.drawing is not None
-    model.drawing = dataclasses.replace(model.drawing, engine="auto")
-    count = 4 * len(data.class_names) if arguments.rehearse else GENERATED_IMAGES
-    network = "small" if arguments.rehearse else arguments.features
-    options = EvaluateOptions(generated=count, features=network, seed=SEED)
-    folder = RunFolder(place)
-    result = validation.evaluate(model, data, options, folder)
-    width = fid_half_width(model, data, options, result.unfinished)
-    number = 50 if arguments.rehearse else LEVEL_IMAGES
-    few = data.valid[:number]
-    found = {
-        "values": result.values,
-        "intervals": {**result.intervals, "fresh/fid": around(result.values["fresh/fid"], width)},
-        "flags": result.flags,
-        "cross_entropy": cross_entropies(model, data),
-        "levels": calibration(model, few.images, few.labels),
-        "level_images": len(few),
-        "cutout": cutout_aurocs(model, data),
-        "conditions": {key: result.conditions[key] for key in result.conditions if key != "settings"},
-    }
-    write_atomic(finished, json.dumps(found).encode())
-    folder.forget(result.unfinished)
-    return found
+class Budget:
+    """Time left of --minutes, and what runs take."""
+
+    def __init__(self, minutes: float | None, seconds: float):
+        self.end = None if minutes is None else time.monotonic() + 60 * minutes
+        self.seconds, self.overhead = seconds, OVERHEAD
+
+    def fits(self, entries: dict[str, Any], *, reserved_runs: int) -> bool:
+        """Whether one more run fits before `reserved_runs` others and the measurement of sampling."""
+        beside = [e["wall_seconds"] - self.seconds for e in entries.values() if "wall_seconds" in e]
+        each = self.seconds + max(beside, default=self.overhead)
+        return self.end is None or time.monotonic() + (1 + reserved_runs) * each + GRID <= self.end
 
 
-def around(value: float, width: float) -> tuple[float, float]:
-    return value - width, value + width
+def make_runs(data: Dataset, arguments: argparse.Namespace) -> None:
+    """Make the runs that are asked for and not there yet, then the winner's, as far as they fit."""
+    budget = Budget(arguments.minutes, arguments.seconds)
+
+    def make(name: str, changes: tuple[str, ...], reserved: int) -> bool:
+        entries = read(arguments.out)
+        if name in entries or not budget.fits(entries, reserved_runs=reserved):
+            return name in entries
+        entry = run(name, changes, data, arguments)
+        write(arguments.out, read(arguments.out) | {name: entry})  # of another process
+        shutil.rmtree(arguments.runs / name / "resume", ignore_errors=True)
+        return True
+
+    for name in arguments.only:
+        if name in RUNS:
+            make(name, RUNS[name], reserved=2 if WINNER in arguments.only else 0)
+    if WINNER not in arguments.only:
+        return
+    answers = decisions(read(arguments.out))
+    if not answers:  # no reference
+        return
+    changes = winning_changes(answers)
+    place = arguments.runs / REFERENCE
+    if changes:
+        if not make(WINNER, changes, reserved=1):
+            return
+        make(WINNER_SEED, (*changes, "train.seed=1"), reserved=0)
+        place = arguments.runs / WINNER
+    if (place / "model.safetensors").exists():
+        entries = read(arguments.out)
+        write(arguments.out, entries, sampling=by_sampling(place, data, arguments))
 
 
-def fid_half_width(model: Classifier, data: Dataset, options: EvaluateOptions, work: Path | None) -> float:
-    """1.96 standard deviations of FID over bootstrap draws of the images that `validation` drew."""
-    drawer = model.drawer()
-    images = draw(model, drawer, options.generated, options.seed, drawer.settings.steps, work)
-    network = feature_networks.find(options.features, data, model.device)
-    fresh = network.features(images, "fresh images")
-    reference = Gaussian.of(torch.cat(training_features(network, data)))
-    fids = []
-    for i in range(REPLICATES):
-        drawn = torch.randint(len(fresh), (len(fresh),), generator=generator(SEED, "bootstrap", i))
-        fids.append(frechet(reference, Gaussian.of(fresh[drawn.to(fresh.device)])))
-    return 1.96 * statistics.stdev(fids)
-
-
-def cross_entropies(model: Classifier, data: Dataset) -> dict[str, float]:
-    """Of images as they are, without noise or augmentation."""
-    network = model.tempered()
-    some = torch.randperm(len(data.train), generator=generator(SEED, "cross-entropy"))[:CLASS_IMAGES]
-    parts = {"train": data.train[some], "valid": data.valid}
-    energies = {name: unit_energies(network, part.images) for name, part in parts.items()}
-
-    def mean(name: str, gamma2: float) -> float:
-        logits = logits_at(network, energies[name], gamma2)
-        return torch.nn.functional.cross_entropy(logits, parts[name].labels.to(logits.device)).item()
-
-    trained = model.density_gamma2
-    return {
-        "train": mean("train", trained),
-        "valid": mean("valid", trained),
-        "valid_at_fitted": mean("valid", model.gamma2),
-        "fitted_gamma2": model.gamma2,
-    }
-
-
-def cutout_aurocs(model: Classifier, data: Dataset) -> dict[str, Any]:
-    """AUROC of each score for validation images against copies behind a grey square."""
-    network = model.tempered()
-    squares = GENERATED["cutout"](data.valid.images, generator(SEED, "outside", "cutout"))
-
-    def scores(images: torch.Tensor) -> dict[str, np.ndarray]:
-        found = features(network, images)
-        return {name: s.cpu().numpy() for name, s in feature_scores(network, found, model.gamma2).items()}
-
-    inside, outside = scores(data.valid.images), scores(squares)
-    aurocs: dict[str, Any] = {
-        name: detect(inside[name], outside[name]).auroc.item() for name in inside if name in outside
-    }
-    key, source = "log_density", np.random.default_rng(SEED)
-    drawn = bootstrap(inside[key], outside[key], 200, source, paired=True)
-    return aurocs | {"log_density_interval": intervals.of_replicates(drawn.auroc)}
+def winning_changes(answers: dict[str, Any]) -> tuple[str, ...]:
+    """Overrides of the winner, by the answers to all questions."""
+    chosen = [answer["chosen"] for answer in answers.values()]
+    changes = [change for one in chosen if one["run"] != REFERENCE for change in RUNS[one["run"]]]
+    decays = [one["decay"] for one in chosen if one["run"] == REFERENCE and one["decay"] != DECAY]
+    return (*changes, *dict.fromkeys(f"train.ema={decay}" for decay in decays))
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -282,35 +261,42 @@ def read(out: Path) -> dict[str, Any]:
     return json.loads(out.read_text())["runs"] if out.exists() else {}
 
 
-def write(out: Path, entries: dict[str, Any]) -> None:
-    ordered = {name: entries[name] for name in RUNS if name in entries}
+def write(out: Path, entries: dict[str, Any], sampling: dict[str, Any] | None = None) -> None:
+    ordered = {name: entries[name] for name in (*RUNS, WINNER, WINNER_SEED) if name in entries}
     content = {"runs": ordered, "decisions": decisions(ordered), "rule": RULE}
+    if sampling:
+        content["sampling"] = sampling
     write_atomic(out, f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode())
 
 
-def show(entries: dict[str, Any]) -> None:
-    for name in RUNS:
-        if "diverged" in entries.get(name, {}):
-            print(f"{name:16s} diverged")
-        for c in candidates_of(entries, [name] if name in entries else []):
+def show(out: Path) -> None:
+    entries = read(out)
+    for name, entry in entries.items():
+        if "diverged" in entry:
+            print(f"{name:16s} diverged: {entry['diverged']}")
+        for c in candidates_of(entries, [name]):
             numbers = (
                 f"FID {c.fid:7.2f} ±{c.half_width:.2f}  accuracy {c.accuracy:.2%}  cut-out {c.cutout:.3f}"
             )
-            speed = entries[name]["training"]["images_per_second"]
+            speed = entry["training"]["images_per_second"]
             print(f"{name:16s} {c.decay:7s} {numbers}  {c.parameters:,} parameters  {speed:,.0f} images/s")
     for question, answer in decisions(entries).items():
         print(f"{question} {answer['chosen']['run']}, average {answer['chosen']['decay']}")
+    for name, found in json.loads(out.read_text()).get("sampling", {}).items():
+        print(f"{name}: FID {found['fid']:.2f}")
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    every = [*RUNS, WINNER]
     parser.add_argument("--data", type=Path, help="folder with cifar10/; default $GMMC_DATA")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     parser.add_argument("--runs", type=Path, help="folder of the trainings; default runs/NAME of --out")
-    parser.add_argument("--seconds", type=float, default=240.0, help="of training, per run")
-    parser.add_argument("--only", nargs="*", choices=list(RUNS), default=list(RUNS), help="runs to make")
+    parser.add_argument("--seconds", type=float, default=200.0, help="of training, per run")
+    parser.add_argument("--minutes", type=float, help="of all runs; default: no limit")
+    parser.add_argument("--only", nargs="*", choices=every, default=every, help="runs to make")
     parser.add_argument("--features", default="auto", help="network of FID: auto, inception or a file")
     parser.add_argument("--change", nargs="*", default=[], help="more overrides, for all runs")
     parser.add_argument("--rehearse", action="store_true", help="tiny networks, few images")
@@ -324,20 +310,15 @@ def main() -> None:
     data = load_data(arguments)
     if not arguments.rehearse:  # refuse before the work what cannot be measured after it
         feature_networks.find(arguments.features, data, torch.device("cpu"))
-    entries = read(arguments.out)
-    for entry in entries.values():
+    for entry in read(arguments.out).values():
         asked = (arguments.seconds, arguments.rehearse)
         same_changes = entry["changes"][len(entry["changes"]) - len(arguments.change) :] == arguments.change
         if (entry["seconds"], entry["conditions"]["rehearsal"]) != asked or not same_changes:
             raise InputError(f"--out {arguments.out} holds runs with other settings; name another file")
     arguments.runs.mkdir(parents=True, exist_ok=True)
-    for name in arguments.only:
-        if name not in entries:
-            entries[name] = run(name, data, arguments)
-            entries = read(arguments.out) | entries  # of another process
-            write(arguments.out, entries)
-            shutil.rmtree(arguments.runs / name / "resume", ignore_errors=True)
-    show(entries)
+    make_runs(data, arguments)
+    if arguments.out.exists():
+        show(arguments.out)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@
 3. Of these the highest accuracy wins; within .3 points of it the fewest parameters; then the first in the
    tables RUNS and `averages`, where what there is now comes first.
 
-The rule is applied to the candidates of each of QUESTIONS. What changes with the winner is decided by it; one
-seed of four minutes decides between large effects only.
+The rule is applied to the candidates of each of QUESTIONS, as far as their runs were made. The winner has the
+changes of all chosen runs. It becomes the recipe if the rule, applied to base and winner, chooses it. One
+seed of a few minutes decides between large effects only.
 """
 
 import math
@@ -24,9 +25,12 @@ ACCURACY, CUTOUT, FID = 0.003, 0.05, 1.0  # a share of the images, an AUROC, a F
 SLACK = 1e-9  # a difference of exactly a bound is within it
 QUESTIONS = {
     "Which decay of the averaged weights?": ("base",),
+    "Gaussian term: fitted, or isotropic?": ("base", "isotropic"),
+    "Which network at equal time?": ("base", "width-6", "attention", "scales-3"),
     "Is the class term regularised more, and how?": ("base", "colour", "decay-smoothing"),
-    "Width 4 or 6 at equal time?": ("base", "width-6"),
-    "Spatial features at one scale or three?": ("base", "scales-3"),
+    "Which weight of the class term?": ("base", "class-.1", "class-.01"),
+    "Which share of a batch has a class term?": ("base", "class-half"),
+    "Which learning rate?": ("base", "lr-high", "lr-low"),
 }
 
 
@@ -76,7 +80,7 @@ def choose(candidates: Sequence[Candidate], reference: Candidate, between_seeds:
 
 
 def decisions(entries: dict[str, Any]) -> dict[str, Any]:
-    """The answer to each question whose runs are all there."""
+    """The answer to each question with at least one run beside the reference, by the runs that are there."""
     measured = candidates_of(entries, [REFERENCE] if REFERENCE in entries else [])
     if not measured:  # or it diverged
         return {}
@@ -85,11 +89,14 @@ def decisions(entries: dict[str, Any]) -> dict[str, Any]:
     between = max((abs(other.fid - reference.fid) for other in seeds), default=0.0)
     found = {}
     for question, runs in QUESTIONS.items():
-        if all(name in entries for name in runs):
-            candidates = candidates_of(entries, runs)
-            found[question] = {
-                "chosen": asdict(choose(candidates, reference, between)),
-                "refused": [f"{c.run} {c.decay}" for c in candidates if not is_admissible(c, reference)],
-                "between_seeds": between,
-            }
+        made = [name for name in runs if name in entries]
+        if len(made) < min(2, len(runs)):
+            continue
+        candidates = candidates_of(entries, made)
+        found[question] = {
+            "chosen": asdict(choose(candidates, reference, between)),
+            "refused": [f"{c.run} {c.decay}" for c in candidates if not is_admissible(c, reference)],
+            "missing": [name for name in runs if name not in made],
+            "between_seeds": between,
+        }
     return found

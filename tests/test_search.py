@@ -71,18 +71,20 @@ class TestRule:
         assert rule["decisions"]({}) == {}
         one = rule["decisions"]({"base": entry(30.0)})
         assert len(one) == 1
+        network = "Which network at equal time?"
         two = rule["decisions"]({"base": entry(30.0), "width-6": entry(20.0)})
-        assert two["Width 4 or 6 at equal time?"]["chosen"]["run"] == "width-6"
+        assert two[network]["chosen"]["run"] == "width-6"
+        assert two[network]["missing"] == ["attention", "scales-3"]
         lost = {"averages": {}, "diverged": "loss"}
         both = rule["decisions"]({"base": entry(30.0), "width-6": lost, "base-seed-1": entry(33.0)})
-        assert both["Width 4 or 6 at equal time?"]["chosen"]["run"] == "base"
-        assert both["Width 4 or 6 at equal time?"]["between_seeds"] == 3
+        assert both[network]["chosen"]["run"] == "base"
+        assert both[network]["between_seeds"] == 3
         assert rule["decisions"]({"base": lost}) == {}
 
 
 def test_every_run_is_a_recipe_with_one_change(search, rule):
     base = recipes.load(search["RECIPE"], search["COMMON"])
-    assert (base.buffer.start, base.sampler.sigma_max, base.train.ema) == ("gaussian", 5, 0.9995)
+    assert (base.denoising.gaussian, base.train.ema) == ("fitted", 0.9995)
     keys = {}
     for name, changes in search["RUNS"].items():
         cfg = recipes.load(search["RECIPE"], [*search["COMMON"], *changes])
@@ -91,3 +93,29 @@ def test_every_run_is_a_recipe_with_one_change(search, rule):
     assert {name for runs in rule["QUESTIONS"].values() for name in runs} <= keys.keys()
     assert rule["REFERENCE"] == search["REFERENCE"] == next(iter(search["RUNS"]))
     assert rule["OTHER_SEED"] in keys
+    assert search["WINNER"] not in keys
+
+
+def test_the_winner_has_the_changes_of_all_chosen_runs(search):
+    def answer(run, decay="0.9995"):
+        return {"chosen": {"run": run, "decay": decay}}
+
+    winning = search["winning_changes"]
+    assert winning({"decay": answer("base"), "width": answer("base")}) == ()
+    found = winning(
+        {"decay": answer("base", "0.9998"), "width": answer("width-6"), "rate": answer("lr-high")}
+    )
+    assert found == ("model.backbone=smooth-28-6", "generative.lr=1.4e-3", "train.ema=0.9998")
+    recipes.load(search["RECIPE"], [*search["COMMON"], *found])
+
+
+def test_a_run_is_begun_only_if_those_of_the_winner_still_fit(search, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(search["time"], "monotonic", lambda: now)
+    budget = search["Budget"](10, seconds=100)
+    made = {"base": {"wall_seconds": 150.0}}
+    assert budget.fits(made, reserved_runs=2)  # 3 × 150 s and the grid's 90 s of 600 s
+    now = 61.0
+    assert not budget.fits(made, reserved_runs=2)
+    assert budget.fits(made, reserved_runs=1)
+    assert search["Budget"](None, seconds=100).fits(made, reserved_runs=99)
