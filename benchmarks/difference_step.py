@@ -7,7 +7,8 @@ difference of train/denoising.py with the same images and noise. Printed: the co
 weights. In float64 it shows the error of the difference alone. In bf16 it is what training on a GPU computes:
 the residual by a bf16 copy of the network, the update under autocast.
 
-RUN is one of denoising_small.py, as runs/denoising-small/gaussian: validation images of CIFAR-10 at 16×16. No update is made.
+RUN is one of denoising_small.py, as runs/denoising-small/gaussian. Its validation images are looked at; no
+update is made.
 """
 
 import argparse
