@@ -36,7 +36,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from denoising_runs import calibration, noisy
-from torch import Tensor
+from gaussian_denoiser import GaussianDenoiser
 
 import gmmc
 from gmmc import noise
@@ -159,20 +159,6 @@ def by_level(model: Classifier, data: Dataset, count: int) -> dict[str, dict[str
         _, out, _ = noise.scales(noise.per_image(sigma, clean), model.denoising.sigma_data)
         values["gaussian_loss"] = ((best(x, sigma) - clean) / out).square().mean().item()
     return found
-
-
-class GaussianDenoiser:
-    """Posterior mean of clean images under one Gaussian with full covariance, fitted to training images."""
-
-    def __init__(self, images: Tensor):
-        x = to_signed(images).flatten(1).double()
-        self.mean = x.mean(0)
-        self.variances, self.directions = torch.linalg.eigh((x - self.mean).T.cov(correction=0))
-
-    def __call__(self, x: Tensor, sigma: float) -> Tensor:
-        along = (x.flatten(1).double() - self.mean) @ self.directions
-        share = self.variances / (self.variances + sigma**2)
-        return (self.mean + (along * share) @ self.directions.T).view_as(x).float()
 
 
 def mean_loss(levels: dict[str, dict[str, float]]) -> float:

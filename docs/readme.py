@@ -1,29 +1,19 @@
 """Fill the results in README.md and docs/log.md from results/*.json. `--check` only compares."""
 
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
+import denoising_tables
+from markdown import ROOT, results, table
+
 from gmmc.base.names import AUTOATTACK_PARTS, SCORES
-from gmmc.base.tables import Table, as_markdown
 from gmmc.report import published
 from gmmc.report.attacks import preset_of, worst_case
 from gmmc.report.compare.section import COLUMNS, columns_of, differences, written
 from gmmc.report.ood import SETS
 from gmmc.report.reading import Entry
-
-ROOT = Path(__file__).parents[1]
-
-
-def results(name: str) -> dict[str, Any]:
-    return json.loads((ROOT / "results" / f"{name}.json").read_text())
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    return as_markdown(Table.of(header, rows)) + "\n"
 
 
 def percent(entry: dict[str, Any], name: str, digits: int = 1) -> str:
@@ -822,6 +812,10 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/log.md": {
         "cifar10-search": search_table,
         "cifar10-denoising": levels_table,
+        "denoising-small": denoising_tables.small_table,
+        "gaussian-denoiser": denoising_tables.gaussian_table,
+        "difference-step": denoising_tables.step_table,
+        "denoising-update": denoising_tables.update_table,
         "autoattack": autoattack_table,
         "startup": startup_table,
         "transfer": all_transfers,
