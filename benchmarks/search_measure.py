@@ -36,8 +36,12 @@ from gmmc.fid.similarity import Gaussian, frechet
 from gmmc.runs.folder import RunFolder
 
 GENERATED_IMAGES, LEVEL_IMAGES, CLASS_IMAGES, REPLICATES, SEED = 10_000, 500, 5_000, 10, 0
-# (steps, guidance) that the chosen model is drawn with
-SAMPLING = ((12, 0.0), (18, 0.0), (35, 0.0), (18, 0.25), (18, 0.5), (18, 1.0))
+# (steps, guidance, first noise level) that the chosen model is drawn with
+SAMPLING = (
+    *((steps, 0.0, 5.0) for steps in (12, 18, 35)),
+    *((18, guidance, 5.0) for guidance in (0.25, 0.5, 1.0)),
+    (18, 0.0, 80.0),  # a start that the Gaussian of the class does not decide
+)
 
 
 def measure(place: Path, data: Dataset, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -127,11 +131,11 @@ def cutout_aurocs(model: Classifier, data: Dataset) -> dict[str, Any]:
     return aurocs | {"log_density_interval": intervals.of_replicates(drawn.auroc)}
 
 
-# --- steps and guidance of chains -----------------------------------------------------------------
+# --- steps, guidance and start of chains -----------------------------------------------------------------
 
 
 def by_sampling(place: Path, data: Dataset, arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """FID of fresh images by Heun steps and guidance, of the same seeds; finished ones are kept in a file."""
+    """FID of fresh images by Heun steps, guidance and start, of the same seeds; kept in a file meanwhile."""
     kept = place / "sampling.json"
     found = json.loads(kept.read_text()) if kept.exists() else {}
     model = gmmc.load(place, device="auto")
@@ -140,13 +144,22 @@ def by_sampling(place: Path, data: Dataset, arguments: argparse.Namespace) -> di
     network = feature_networks.find("small" if arguments.rehearse else arguments.features, data, model.device)
     reference = Gaussian.of(torch.cat(training_features(network, data)))
     drawing = dataclasses.replace(model.drawing, engine="auto")
-    for steps, guidance in SAMPLING:
-        name = f"{steps} steps, w = {guidance:g}"
+    for steps, guidance, high in SAMPLING:
+        name = f"{steps} steps, w = {guidance:g}, from σ = {high:g}"
         if name in found:
             continue
-        model.drawing = with_guidance(drawing, guidance)
+        guided = with_guidance(drawing, guidance)
+        model.drawing = dataclasses.replace(
+            guided, sampler=dataclasses.replace(guided.sampler, sigma_max=high)
+        )
         images = draw(model, model.drawer(), count, SEED, steps, None)
         fid = frechet(reference, Gaussian.of(network.features(images, name)))
-        found[name] = {"steps": steps, "guidance": guidance, "images": count, "fid": fid}
+        found[name] = {
+            "steps": steps,
+            "guidance": guidance,
+            "sigma_max": high,
+            "images": count,
+            "fid": fid,
+        }
         write_atomic(kept, json.dumps(found).encode())
     return found

@@ -9,9 +9,12 @@
 3. Of these the highest accuracy wins; within .3 points of it the fewest parameters; then the first in the
    tables RUNS and `averages`, where what there is now comes first.
 
+4. Chains of the winner: 18 steps without guidance from σ = 5, unless another entry of SAMPLING has a FID
+   lower by more than 1; of those the lowest, within 1 of it the fewest steps, then the least guidance.
+
 The rule is applied to the candidates of each of QUESTIONS, as far as their runs were made. The winner has the
-changes of all chosen runs. It becomes the recipe if the rule, applied to base and winner, chooses it. One
-seed of a few minutes decides between large effects only.
+changes of all chosen runs. It becomes the recipe if the rule, applied to base and winner, chooses it. One seed
+of a few minutes decides between large effects only.
 """
 
 import math
