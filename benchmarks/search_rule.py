@@ -13,8 +13,8 @@
    lower by more than 1; of those the lowest, within 1 of it the fewest steps, then the least guidance.
 
 The rule is applied to the candidates of each of QUESTIONS, as far as their runs were made. The winner has the
-changes of all chosen runs. It becomes the recipe if the rule, applied to base and winner, chooses it. One seed
-of a few minutes decides between large effects only.
+changes of all chosen runs. It becomes the recipe if the rule, applied to base and winner, chooses it. One
+seed of a few minutes decides between large effects only.
 """
 
 import math

@@ -31,6 +31,7 @@ DENOISING = {"train": {"algorithm": "denoising"}, "sampler": {"name": "heun"}}
 COMPANIONS = {  # what a choice needs beside it
     ("train", "algorithm", "denoising"): DENOISING,
     ("sampler", "name", "heun"): DENOISING,
+    ("denoising", "gaussian", "fitted"): DENOISING,
     ("abstain", "score", "force_size"): DENOISING,
     ("abstain", "score", "denoising_error"): DENOISING,
     ("model", "head", "lda"): {"objective": {"name": "balanced"}},

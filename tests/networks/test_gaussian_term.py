@@ -146,10 +146,11 @@ class TestFit:
         assert variances(term)[0, :, 8:].numpy() == pytest.approx((fine**2).mean(0).clip(0.25), rel=1e-5)
         assert 0 < (term.excess > 0).sum() < term.excess.numel()
 
-    def test_its_coordinates_are_orthonormal(self):
-        term = GaussianTerm((3, 9, 12), SIGMA_DATA)
-        term.fit(torch.rand(50, 3, 9, 12))
-        x = torch.randn(4, 3, 9, 12)
+    @pytest.mark.parametrize("shape", [(3, 9, 12), (1, 8, 8), (5, 1, 1)])
+    def test_its_coordinates_are_orthonormal(self, shape):
+        term = GaussianTerm(shape, SIGMA_DATA)
+        term.fit(torch.rand(50, *shape))
+        x = torch.randn(4, *shape)
         products = term.coordinates(x).flatten(1) @ term.coordinates(x).flatten(1).T
         torch.testing.assert_close(products, x.flatten(1) @ x.flatten(1).T, rtol=1e-4, atol=1e-2)
 
