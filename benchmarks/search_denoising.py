@@ -1,7 +1,8 @@
 """CIFAR-10 by denoising: the search for a recipe of half an hour, in runs of minutes on one GPU.
 
-    python benchmarks/search_denoising.py --data DIR --out results/search-denoising.json --minutes 27
-    python benchmarks/search_denoising.py --data DIR --out FILE --only width-6      # one run
+    python benchmarks/search_denoising.py --data DIR --out results/search-denoising.json --minutes 24
+    python benchmarks/search_denoising.py --data DIR --out FILE --minutes 24 --winner   # the last session
+    python benchmarks/search_denoising.py --data DIR --out FILE --only width-6          # one run
     python benchmarks/search_denoising.py --rehearse --out runs/rehearsal.json      # some minutes on a CPU
 
 DIR holds cifar10/ as parquet files. `base` is recipes/cifar10.toml, every other run has one change to it. A
@@ -12,9 +13,11 @@ Equal time: the images per second of each kind of update are measured in a short
 many epochs of its cosine as fit into --seconds; compiling comes on top. `base` keeps three averages of the
 weights.
 
-Runs are made in the order of RUNS. With --minutes, a run is begun only if it and those of the winner still
-fit. `winner` has every change that the rule chose, `winner-seed-1` another seed; then the FID of its chains
-is measured by steps and guidance. Without any change `base` is the winner.
+Runs are made in the order of RUNS. With --minutes, a run is begun only if it still fits; a later call makes
+the others. With --winner, time is kept for a run that has every change that the rule chose. After it come a
+second seed of it and the FID of its chains by steps, guidance and start. A winner is named by its changes:
+where later runs decide otherwise, another is trained. If it is `base`, diverges or does not fit, the chains
+of `base` are measured.
 
 Only training and validation images are looked at; search_measure.py lists the numbers. The rule that decides
 stands in search_rule.py, and was written before any run.
@@ -22,6 +25,7 @@ stands in search_rule.py, and was written before any run.
 
 import argparse
 import dataclasses
+import hashlib
 import itertools
 import json
 import shutil
@@ -35,7 +39,7 @@ from typing import Any
 import torch
 from denoising_runs import course
 from search_measure import by_sampling, measure
-from search_rule import RULE, candidates_of, decisions
+from search_rule import RULE, adopted, candidates_of, choose_sampling, decisions
 
 import gmmc
 from gmmc.base import provenance
@@ -75,10 +79,10 @@ RUNS: dict[str, tuple[str, ...]] = {  # in the order in which they are made
     "base-seed-1": ("train.seed=1",),  # other weights and order, the same validation images
 }
 DECAY = str(recipes.load(RECIPE).train.ema)
-REFERENCE, WINNER, WINNER_SEED = "base", "winner", "winner-seed-1"
+REFERENCE, SEED_1 = "base", "-seed-1"
 SEED = 0
 TRIAL_SECONDS = 15.0
-OVERHEAD, GRID = 75.0, 90.0  # seconds beside the training of a run, until one is known; of steps and guidance
+OVERHEAD, GRID = 60.0, 90.0  # seconds beside the training of a run, until one is known; of the chains
 REHEARSAL = (
     *("train.engine=auto", "train.batch_size=32", "generative.warmup=5"),
     *("train.log_every=2", "train.checkpoint_seconds=5", "sample.steps=4"),
@@ -155,32 +159,44 @@ def run(name: str, changes: tuple[str, ...], data: Dataset, arguments: argparse.
     """Train and measure one run; its entry of the JSON file."""
     started = time.monotonic()
     cfg = recipe(changes, arguments)
-    epochs, rate = epochs_for(cfg, data, arguments)
-    cfg = dataclasses.replace(cfg, generative=dataclasses.replace(cfg.generative, epochs=epochs))
     folder = arguments.runs / name
-    entry = {
+    entry: dict[str, Any] = {
         "changes": [*COMMON, *changes, *arguments.change],
-        "seconds": arguments.seconds,
-        "epochs": epochs,
-        "trial_images_per_second": rate,
+        "settings": settings_of(arguments),
+        "averages": {},
     }
     try:
+        epochs, rate = epochs_for(cfg, data, arguments)
+        entry |= {"epochs": epochs, "trial_images_per_second": rate}
+        cfg = dataclasses.replace(cfg, generative=dataclasses.replace(cfg.generative, epochs=epochs))
         model = train(cfg, folder, data)
     except Diverged as error:
-        found: dict[str, Any] = {"diverged": str(error), "averages": {}}
+        entry["diverged"] = str(error)
         conditions = conditions_of(cfg, data, arguments)
     else:
+        entry["training"] = course(folder, cfg.train.batch_size)
+        entry["parameters"] = model.trained["parameters"]
+        # Beside training and measuring: compiling, calibration. A resumed run took longer than this call.
+        entry["seconds_beside"] = max(0.0, time.monotonic() - started - arguments.seconds)
         places = {str(cfg.train.ema): folder}
         places |= {str(decay): folder / "averages" / str(decay) for decay in cfg.train.averages}
-        found = {
-            "parameters": model.trained["parameters"],
-            "averages": {decay: measure(place, data, arguments) for decay, place in places.items()},
-        }
+        measuring = time.monotonic()
+        entry["averages"] = {decay: measure(place, data, arguments) for decay, place in places.items()}
+        entry["seconds_beside"] += (time.monotonic() - measuring) / len(places)
         conditions = {**conditions_of(cfg, data, arguments), "trained": model.trained}
-    training = course(folder, cfg.train.batch_size)
-    # An interrupted run took longer; the time left is counted from what one call took.
-    wall = time.monotonic() - started
-    return entry | {"training": training, "wall_seconds": wall, **found, "conditions": conditions}
+    return entry | {"conditions": conditions}
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What runs must share to be compared."""
+    base = recipes.to_toml(recipes.load(RECIPE))
+    return {
+        "seconds": arguments.seconds,
+        "change": arguments.change,
+        "features": arguments.features,
+        "rehearsal": arguments.rehearse,
+        "recipe_sha256": hashlib.sha256(base.encode()).hexdigest(),
+    }
 
 
 def conditions_of(cfg: Config, data: Dataset, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -204,99 +220,126 @@ class Budget:
 
     def __init__(self, minutes: float | None, seconds: float):
         self.end = None if minutes is None else time.monotonic() + 60 * minutes
-        self.seconds, self.overhead = seconds, OVERHEAD
+        self.seconds = seconds
 
-    def fits(self, entries: dict[str, Any], *, reserved_runs: int) -> bool:
-        """Whether one more run fits before `reserved_runs` others and the measurement of sampling."""
-        beside = [e["wall_seconds"] - self.seconds for e in entries.values() if "wall_seconds" in e]
-        each = self.seconds + max(beside, default=self.overhead)
-        return self.end is None or time.monotonic() + (1 + reserved_runs) * each + GRID <= self.end
+    def fits(self, entries: dict[str, Any], *, runs: int, more: float = 0.0) -> bool:
+        """Whether so many runs and `more` seconds still fit."""
+        beside = [entry["seconds_beside"] for entry in entries.values() if "seconds_beside" in entry]
+        each = self.seconds + (statistics.median(beside) if beside else OVERHEAD)
+        return self.end is None or time.monotonic() + runs * each + more <= self.end
 
 
 def make_runs(data: Dataset, arguments: argparse.Namespace) -> None:
     """Make the runs that are asked for and not there yet, then the winner's, as far as they fit."""
     budget = Budget(arguments.minutes, arguments.seconds)
 
-    def make(name: str, changes: tuple[str, ...], reserved: int) -> bool:
-        entries = read(arguments.out)
-        if name in entries or not budget.fits(entries, reserved_runs=reserved):
-            return name in entries
-        entry = run(name, changes, data, arguments)
-        write(arguments.out, read(arguments.out) | {name: entry})  # of another process
-        shutil.rmtree(arguments.runs / name / "resume", ignore_errors=True)
-        return True
+    def make(name: str, changes: tuple[str, ...], *, runs: int = 1, more: float = 0.0) -> bool:
+        """Make a run unless it is there; whether it is there in the end and has a model."""
+        known = read(arguments.out)["runs"]
+        if name not in known and budget.fits(known, runs=runs, more=more):
+            entry = run(name, changes, data, arguments)
+            keep(arguments.out, runs={name: entry})
+            shutil.rmtree(arguments.runs / name / "resume", ignore_errors=True)
+        return bool(read(arguments.out)["runs"].get(name, {}).get("averages"))
 
     for name in arguments.only:
-        if name in RUNS:
-            make(name, RUNS[name], reserved=2 if WINNER in arguments.only else 0)
-    if WINNER not in arguments.only:
+        make(name, RUNS[name], runs=2 if arguments.winner else 1, more=GRID if arguments.winner else 0.0)
+    answers = decisions(read(arguments.out)["runs"])
+    if not (arguments.winner and answers):
         return
-    answers = decisions(read(arguments.out))
-    if not answers:  # no reference
-        return
-    changes = winning_changes(answers)
-    place = arguments.runs / REFERENCE
-    if changes:
-        if not make(WINNER, changes, reserved=1):
-            return
-        make(WINNER_SEED, (*changes, "train.seed=1"), reserved=0)
-        place = arguments.runs / WINNER
+    changes, decay = winning_changes(answers)
+    name = winner_name(changes)
+    if changes and make(name, changes, more=GRID):
+        make(f"{name}{SEED_1}", (*changes, "train.seed=1"), more=GRID)
+        place = arguments.runs / name
+    else:
+        name, place = REFERENCE, arguments.runs / REFERENCE
+        place = place / "averages" / decay if decay != DECAY else place
     if (place / "model.safetensors").exists():
-        entries = read(arguments.out)
-        write(arguments.out, entries, sampling=by_sampling(place, data, arguments))
+        keep(arguments.out, sampling={name: by_sampling(place, data, arguments)})
 
 
-def winning_changes(answers: dict[str, Any]) -> tuple[str, ...]:
-    """Overrides of the winner, by the answers to all questions."""
+def winning_changes(answers: dict[str, Any]) -> tuple[tuple[str, ...], str]:
+    """(overrides of the winner, decay of its average) by the answers to all questions.
+
+    Another average of `base` is no other training.
+    """
     chosen = [answer["chosen"] for answer in answers.values()]
-    changes = [change for one in chosen if one["run"] != REFERENCE for change in RUNS[one["run"]]]
-    decays = [one["decay"] for one in chosen if one["run"] == REFERENCE and one["decay"] != DECAY]
-    return (*changes, *dict.fromkeys(f"train.ema={decay}" for decay in decays))
+    changes = tuple(change for one in chosen if one["run"] != REFERENCE for change in RUNS[one["run"]])
+    decay = next((one["decay"] for one in chosen if one["run"] == REFERENCE and one["decay"] != DECAY), DECAY)
+    if changes and decay != DECAY:
+        changes = (*changes, f"train.ema={decay}")
+    return changes, decay
+
+
+def winner_name(changes: tuple[str, ...]) -> str:
+    return f"winner-{hashlib.sha256(' '.join(changes).encode()).hexdigest()[:8]}"
 
 
 # --- the file -------------------------------------------------------------------------------------
 
 
 def read(out: Path) -> dict[str, Any]:
-    return json.loads(out.read_text())["runs"] if out.exists() else {}
+    """Runs, and what chains of which run gave."""
+    kept = json.loads(out.read_text()) if out.exists() else {}
+    return {"runs": kept.get("runs", {}), "sampling": kept.get("sampling", {})}
 
 
-def write(out: Path, entries: dict[str, Any], sampling: dict[str, Any] | None = None) -> None:
-    ordered = {name: entries[name] for name in (*RUNS, WINNER, WINNER_SEED) if name in entries}
-    content = {"runs": ordered, "decisions": decisions(ordered), "rule": RULE}
-    if sampling:
-        content["sampling"] = sampling
-    write_atomic(out, f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode())
+def keep(out: Path, *, runs: dict[str, Any] | None = None, sampling: dict[str, Any] | None = None) -> None:
+    """Add to the file, which another call may have written meanwhile."""
+    kept = read(out)
+    runs, sampling = kept["runs"] | (runs or {}), kept["sampling"] | (sampling or {})
+    ordered = {name: runs[name] for name in sorted(runs, key=lambda name: [*RUNS, name].index(name))}
+    content = {"rule": RULE, "runs": ordered, "sampling": sampling}
+    write_atomic(out, as_json(content))  # before the rule is applied, which must cost no run
+    content |= {
+        "decisions": decisions(ordered),
+        "adopted": {name: adopted(ordered, name) for name in ordered if is_winner(name)},
+        "chains": {name: choose_sampling(found) for name, found in sampling.items()},
+    }
+    write_atomic(out, as_json(content))
+
+
+def is_winner(name: str) -> bool:
+    return name not in RUNS and not name.endswith(SEED_1)
+
+
+def as_json(content: dict[str, Any]) -> bytes:
+    return f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode()
 
 
 def show(out: Path) -> None:
-    entries = read(out)
-    for name, entry in entries.items():
+    content = json.loads(out.read_text())
+    for name, entry in content["runs"].items():
         if "diverged" in entry:
-            print(f"{name:16s} diverged: {entry['diverged']}")
-        for c in candidates_of(entries, [name]):
+            print(f"{name:24s} diverged: {entry['diverged']}")
+        for c in candidates_of(content["runs"], [name]):
             numbers = (
                 f"FID {c.fid:7.2f} ±{c.half_width:.2f}  accuracy {c.accuracy:.2%}  cut-out {c.cutout:.3f}"
             )
             speed = entry["training"]["images_per_second"]
-            print(f"{name:16s} {c.decay:7s} {numbers}  {c.parameters:,} parameters  {speed:,.0f} images/s")
-    for question, answer in decisions(entries).items():
+            print(f"{name:24s} {c.decay:7s} {numbers}  {c.parameters:,} parameters  {speed:,.0f} images/s")
+    for question, answer in content.get("decisions", {}).items():
         print(f"{question} {answer['chosen']['run']}, average {answer['chosen']['decay']}")
-    for name, found in json.loads(out.read_text()).get("sampling", {}).items():
-        print(f"{name}: FID {found['fid']:.2f}")
+    for name, is_adopted in content.get("adopted", {}).items():
+        print(f"{name} becomes the recipe: {'yes' if is_adopted else 'no'}")
+    for name, found in content.get("sampling", {}).items():
+        for words, values in found.items():
+            print(f"{name}: {words}: FID {values['fid']:.2f}")
+        print(f"{name}: chains with {content['chains'][name]}")
 
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    every = [*RUNS, WINNER]
     parser.add_argument("--data", type=Path, help="folder with cifar10/; default $GMMC_DATA")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     parser.add_argument("--runs", type=Path, help="folder of the trainings; default runs/NAME of --out")
-    parser.add_argument("--seconds", type=float, default=200.0, help="of training, per run")
+    parser.add_argument("--winner", action="store_true", help="train and measure the winner as well")
+    parser.add_argument("--seconds", type=float, default=180.0, help="of training, per run")
     parser.add_argument("--minutes", type=float, help="of all runs; default: no limit")
-    parser.add_argument("--only", nargs="*", choices=every, default=every, help="runs to make")
+    parser.add_argument("--only", nargs="*", choices=list(RUNS), default=list(RUNS), help="runs to make")
     parser.add_argument("--features", default="auto", help="network of FID: auto, inception or a file")
     parser.add_argument("--change", nargs="*", default=[], help="more overrides, for all runs")
     parser.add_argument("--rehearse", action="store_true", help="tiny networks, few images")
@@ -310,11 +353,10 @@ def main() -> None:
     data = load_data(arguments)
     if not arguments.rehearse:  # refuse before the work what cannot be measured after it
         feature_networks.find(arguments.features, data, torch.device("cpu"))
-    for entry in read(arguments.out).values():
-        asked = (arguments.seconds, arguments.rehearse)
-        same_changes = entry["changes"][len(entry["changes"]) - len(arguments.change) :] == arguments.change
-        if (entry["seconds"], entry["conditions"]["rehearsal"]) != asked or not same_changes:
-            raise InputError(f"--out {arguments.out} holds runs with other settings; name another file")
+    for name, entry in read(arguments.out)["runs"].items():
+        if entry["settings"] != settings_of(arguments):
+            rule = f"--out {arguments.out} holds the run {name} with other settings"
+            raise InputError(f"{rule} (seconds, change, features or recipe); name another file")
     arguments.runs.mkdir(parents=True, exist_ok=True)
     make_runs(data, arguments)
     if arguments.out.exists():

@@ -74,6 +74,8 @@ def is_admissible(candidate: Candidate, reference: Candidate) -> bool:
 def choose(candidates: Sequence[Candidate], reference: Candidate, between_seeds: float = 0.0) -> Candidate:
     """The candidate that the rule chooses; `between_seeds`: distance in FID of two seeds."""
     allowed = [c for c in candidates if is_admissible(c, reference) and math.isfinite(c.fid)]
+    if not allowed:
+        return reference
     leader = min(allowed, key=lambda c: c.fid)
     tie = max(FID, leader.half_width, between_seeds)
     tied = [c for c in allowed if c.fid <= leader.fid + tie + SLACK]
@@ -103,3 +105,20 @@ def decisions(entries: dict[str, Any]) -> dict[str, Any]:
             "between_seeds": between,
         }
     return found
+
+
+def adopted(entries: dict[str, Any], winner: str) -> bool:
+    """Whether a winner becomes the recipe: the rule chooses it, given base and it."""
+    base, theirs = (candidates_of(entries, [name] if name in entries else []) for name in (REFERENCE, winner))
+    return bool(base and theirs) and choose([*base, *theirs], base[0]).run == winner
+
+
+def choose_sampling(found: dict[str, dict[str, float]]) -> str:
+    """The entry of SAMPLING that chains are drawn with (4.)."""
+    plain, *others = found
+    lower = [name for name in others if found[name]["fid"] < found[plain]["fid"] - FID]
+    if not lower:
+        return plain
+    least = min(found[name]["fid"] for name in lower)
+    near = [name for name in lower if found[name]["fid"] <= least + FID + SLACK]
+    return min(near, key=lambda name: (found[name]["steps"], found[name]["guidance"]))

@@ -1,9 +1,11 @@
 """The search for a recipe of CIFAR-10 by denoising: its runs, and the rule that compares them."""
 
+import json
 import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,29 +95,126 @@ def test_every_run_is_a_recipe_with_one_change(search, rule):
     assert {name for runs in rule["QUESTIONS"].values() for name in runs} <= keys.keys()
     assert rule["REFERENCE"] == search["REFERENCE"] == next(iter(search["RUNS"]))
     assert rule["OTHER_SEED"] in keys
-    assert search["WINNER"] not in keys
+
+
+def answer(run, decay="0.9995"):
+    return {"chosen": {"run": run, "decay": decay}}
 
 
 def test_the_winner_has_the_changes_of_all_chosen_runs(search):
-    def answer(run, decay="0.9995"):
-        return {"chosen": {"run": run, "decay": decay}}
-
     winning = search["winning_changes"]
-    assert winning({"decay": answer("base"), "width": answer("base")}) == ()
-    found = winning(
-        {"decay": answer("base", "0.9998"), "width": answer("width-6"), "rate": answer("lr-high")}
-    )
-    assert found == ("model.backbone=smooth-28-6", "generative.lr=1.4e-3", "train.ema=0.9998")
-    recipes.load(search["RECIPE"], [*search["COMMON"], *found])
+    assert winning({"decay": answer("base"), "width": answer("base")}) == ((), "0.9995")
+    assert winning({"decay": answer("base", "0.999")}) == ((), "0.999")  # its weights are there already
+    answers = {"decay": answer("base", "0.9998"), "width": answer("width-6"), "rate": answer("lr-high")}
+    changes, decay = winning(answers)
+    assert changes == ("model.backbone=smooth-28-6", "generative.lr=1.4e-3", "train.ema=0.9998")
+    assert decay == "0.9998"
+    recipes.load(search["RECIPE"], [*search["COMMON"], *changes])
 
 
-def test_a_run_is_begun_only_if_those_of_the_winner_still_fit(search, monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(search["time"], "monotonic", lambda: now)
-    budget = search["Budget"](10, seconds=100)
-    made = {"base": {"wall_seconds": 150.0}}
-    assert budget.fits(made, reserved_runs=2)  # 3 × 150 s and the grid's 90 s of 600 s
-    now = 61.0
-    assert not budget.fits(made, reserved_runs=2)
-    assert budget.fits(made, reserved_runs=1)
-    assert search["Budget"](None, seconds=100).fits(made, reserved_runs=99)
+class TestOrder:
+    """The runner with trainings and measurements that take no time."""
+
+    @pytest.fixture
+    def made(self, search, monkeypatch):
+        """Names of the runs that were made, in their order."""
+        names = []
+
+        def run(name, changes, data, arguments):
+            names.append(name)
+            fid = {"lr-high": 20.0, "width-6": 10.0}.get(name, 30.0)
+            found = {
+                "values": {"fresh/fid": fid, "top1": 0.9},
+                "intervals": {"fresh/fid": (fid - 0.5, fid + 0.5)},
+                "cutout": {"log_density": 0.8},
+            }
+            entry = {"changes": [*changes], "averages": {"0.9995": found}, "parameters": 6}
+            place = arguments.runs / name
+            place.mkdir(parents=True)
+            (place / "model.safetensors").touch()
+            return entry | {"seconds_beside": 20.0, "training": {"images_per_second": 1.0}}
+
+        def by_sampling(place, data, arguments):
+            return {
+                "18": {"fid": 9.0, "steps": 18, "guidance": 0.0},
+                "35": {"fid": 7.5, "steps": 35, "guidance": 0.0},
+            }
+
+        given = search["make_runs"].__globals__
+        monkeypatch.setitem(given, "run", run)
+        monkeypatch.setitem(given, "by_sampling", by_sampling)
+        return names
+
+    def call(self, search, folder, *only, winner=False, minutes=None):
+        arguments = SimpleNamespace(
+            out=folder / "search.json", runs=folder, minutes=minutes, seconds=100, only=only, winner=winner
+        )
+        search["make_runs"](None, arguments)
+        search["show"](arguments.out)
+        return json.loads(arguments.out.read_text())
+
+    def test_where_later_runs_decide_otherwise_another_winner_is_trained(self, search, made, tmp_path):
+        first = self.call(search, tmp_path, "base", "lr-high", winner=True)
+        second = self.call(search, tmp_path, "base", "lr-high", "width-6", winner=True)
+        one, two = (name for name in made if name.startswith("winner") and not name.endswith("seed-1"))
+        assert made == ["base", "lr-high", one, f"{one}-seed-1", "width-6", two, f"{two}-seed-1"]
+        assert second["runs"][one] == first["runs"][one]
+        assert second["runs"][two]["changes"] == ["model.backbone=smooth-28-6", "generative.lr=1.4e-3"]
+        assert set(second["sampling"]) == {one, two}
+        assert second["chains"] == {one: "35", two: "35"}
+        assert second["adopted"] == {one: False, two: False}  # here they are as good as base
+
+    def test_without_a_change_the_chains_of_base_are_measured(self, search, made, tmp_path):
+        content = self.call(search, tmp_path, "base", "lr-low", winner=True)
+        assert made == ["base", "lr-low"]
+        assert set(content["sampling"]) == {"base"}
+
+    def test_a_later_call_makes_what_did_not_fit_and_loses_nothing(self, search, made, tmp_path, monkeypatch):
+        now = iter(range(0, 10_000, 100))  # every look at the clock takes 100 s
+        with monkeypatch.context() as patch:
+            patch.setattr(search["time"], "monotonic", lambda: next(now))
+            first = self.call(search, tmp_path, "base", "lr-low", "class-half", minutes=6)
+        assert made == ["base", "lr-low"]
+        second = self.call(search, tmp_path, "base", "lr-low", "class-half", winner=True)
+        assert made == ["base", "lr-low", "class-half"]
+        assert first["runs"].items() <= second["runs"].items()
+        third = self.call(search, tmp_path, "base")
+        assert third["sampling"] == second["sampling"]
+
+    def test_time_is_kept_for_the_winner(self, search, made, tmp_path, monkeypatch):
+        monkeypatch.setattr(search["time"], "monotonic", lambda: 0.0)
+        self.call(search, tmp_path, "base")
+        needed = 2 * 120 + 90  # s: the run, the winner, its chains
+        self.call(search, tmp_path, "base", "lr-low", winner=True, minutes=(needed - 1) / 60)
+        assert made == ["base"]
+        self.call(search, tmp_path, "base", "lr-low", winner=True, minutes=(needed + 1) / 60)
+        assert made == ["base", "lr-low"]
+
+
+def test_chains_are_chosen_by_more_than_a_tie(rule):
+    def grid(**fids):
+        return {
+            name: {"fid": fid, "steps": int(name[1:3]), "guidance": float(name[4:]) / 10}
+            for name, fid in fids.items()
+        }
+
+    choose = rule["choose_sampling"]
+    assert choose(grid(s18w0=20.0, s35w0=19.0)) == "s18w0"
+    assert choose(grid(s18w0=20.0, s35w0=18.0, s18w5=18.9, s18w9=18.5)) == "s18w5"
+
+
+def test_the_rule_decides_whether_a_winner_is_adopted(rule):
+    def entry(fid):
+        found = {
+            "values": {"fresh/fid": fid, "top1": 0.9},
+            "intervals": {"fresh/fid": (fid - 0.5, fid + 0.5)},
+            "cutout": {"log_density": 0.8},
+        }
+        return {"averages": {"0.9995": found}, "parameters": 6}
+
+    assert rule["adopted"]({"base": entry(30.0), "w": entry(20.0)}, "w")
+    assert not rule["adopted"]({"base": entry(30.0), "w": entry(29.5)}, "w")
+    assert not rule["adopted"]({"base": entry(30.0), "w": {"averages": {}}}, "w")
+    assert not rule["adopted"]({"w": entry(20.0)}, "w")
+    nowhere = {"base": entry(float("nan"))}
+    assert rule["decisions"](nowhere)["Which decay of the averaged weights?"]["chosen"]["run"] == "base"

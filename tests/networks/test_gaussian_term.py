@@ -230,17 +230,19 @@ class TestTraining:
         assert (loaded.sample(3, seed=1, steps=4) - images).abs().max() > 1e-3
 
     def test_the_network_is_fitted_to_what_it_leaves(self):
-        """The residual F + G·u − t of an update, where an isotropic term has F − t."""
-        residuals = {}
+        """The residual F + G·u − t of an update, where an isotropic term has F − t; likewise the target."""
+        residuals, targets = {}, {}
         for gaussian in ("isotropic", "fitted"):
             learner = make_learner(tiny_config(**as_denoising(gaussian=gaussian)), tiny_data())
             batch = learner.batches.at(learner.moment(0))
             noisy = learner.algorithm.noisy(batch, 0)
-            residuals[gaussian] = learner.algorithm.residual(noisy)
+            residuals[gaussian], targets[gaussian] = learner.algorithm.residual(noisy), noisy.target
         term = learner.model.gaussian
         assert term.excess.max() > 0
         difference = residuals["fitted"] - residuals["isotropic"]
-        torch.testing.assert_close(difference, term.force(noisy.u, noisy.level), rtol=1e-4, atol=1e-5)
+        expected = term.force(noisy.u, noisy.level)
+        torch.testing.assert_close(difference, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(targets["isotropic"] - targets["fitted"], expected, rtol=1e-4, atol=1e-5)
 
     def test_a_resumed_training_is_bit_equal(self, tmp_path):
         cfg = tiny_config(**as_denoising())
@@ -259,6 +261,28 @@ class TestTraining:
         begin = {"train": {**as_denoising()["train"], "start": str(tmp_path / "first")}}
         second = train(tiny_config(**{**as_denoising(), **begin}), tmp_path / "second", data, silent=True)
         assert torch.equal(second.gaussian.excess, first.gaussian.excess)
-        other = tiny_config(**{**as_denoising(gaussian="isotropic"), **begin})
+
+    @pytest.mark.parametrize("classes", [3, 2])
+    @pytest.mark.parametrize(
+        ("start", "other"),
+        [
+            ({"gaussian": "fitted"}, {"gaussian": "isotropic"}),
+            ({"gaussian": "isotropic"}, {"gaussian": "fitted"}),
+            ({"sigma_data": 0.5}, {"sigma_data": 0.6}),
+        ],
+    )
+    def test_a_start_with_another_term_is_refused(self, tmp_path, start, other, classes):
+        train(tiny_config(**as_denoising(**start)), tmp_path / "start", tiny_data(), silent=True)
+        sections = as_denoising(**other)
+        sections["train"]["start"] = str(tmp_path / "start")
+        cfg, data = tiny_config(**sections), tiny_data(classes=classes)
         with pytest.raises(InputError, match=r"denoising\.gaussian"):
-            train(other, tmp_path / "third", data, silent=True)
+            train(cfg, tmp_path / "next", data, silent=True)
+
+    @pytest.mark.parametrize(("name", "value"), [("excess", -1.0), ("directions", 0.5), ("excess", math.nan)])
+    def test_values_that_no_fit_gives_are_refused(self, tmp_path, name, value):
+        model = make_model(**as_denoising())
+        model.gaussian.get_buffer(name)[..., 0, 0] = value
+        model_file.save_model(tmp_path / "model.safetensors", model)
+        with pytest.raises(InputError, match=rf"gaussian\.{name}"):
+            gmmc.load(tmp_path / "model.safetensors")

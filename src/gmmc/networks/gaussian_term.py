@@ -18,11 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gmmc.errors import InputError
 from gmmc.networks.cosines import Cosines
 from gmmc.pixels import Shape, to_signed
 
-COARSE = 8  # cosines per side that are correlated with each other; 16 gain under 1% on CIFAR-10 (docs/log.md)
+COARSE = 8  # cosines per side that are correlated with each other
 AT_ONCE = 1000  # images
+ORTHONORMAL = 1e-3  # error of products of directions
 
 
 class GaussianTerm(nn.Module):
@@ -55,6 +57,15 @@ class GaussianTerm(nn.Module):
         self._coarse(squares).copy_(values.view_as(self._coarse(squares)))
         self.directions.copy_(vectors.T)
         self.excess.copy_((squares / len(images) - self.sigma_data**2).clamp(min=0))
+
+    def check_values(self) -> None:
+        """Refuse values that no fit gives, and that densities would be wrong with."""
+        if not (self.excess >= 0).all():
+            raise InputError(f"gaussian.excess must be at least 0, got {self.excess.min():g}")
+        products = self.directions @ self.directions.T
+        error = (products - torch.eye(len(products)).to(products)).abs().max()
+        if error > ORTHONORMAL:
+            raise InputError(f"gaussian.directions must be orthonormal, got products off by {error:g}")
 
     def force(self, u: Tensor, level: Tensor) -> Tensor:
         """G·u, the part of F that is not the network's."""

@@ -72,6 +72,8 @@ def restore(tensors: dict[str, Tensor], info: Any) -> tuple[Classifier, tuple[st
     for part in model.modules():
         if isinstance(part, Cosines):
             part.fill_constants()
+    if model.gaussian:
+        model.gaussian.check_values()
     if not model.head.gamma2 > 0:
         raise InputError(f"head.gamma2 must be above 0, got {model.head.gamma2.item():g}")
     if not (model.head.priors >= 0).all() or not math.isclose(model.head.priors.sum(), 1, abs_tol=1e-3):

@@ -59,7 +59,7 @@ class Noisy:
 
     u: Tensor  # c_in·(x + σn)
     level: Tensor  # σ, (B, 1, 1, 1)
-    target: Tensor  # t = (x − c_skip·(x + σn))/c_out
+    target: Tensor  # t = (x − c_skip·(x + σn))/c_out, less G·u of a fitted Gaussian term
     goal: Tensor  # (B, 3): label, γ², guidance; see Head.guided_energy
 
 
@@ -179,7 +179,10 @@ class Denoising(Algorithm):
         scales = noise.scales(level, cfg.sigma_data)
         without = drawn(torch.rand) < cfg.unlabelled
         goal = [batch.labels.float(), level.flatten() / cfg.sigma_data, without * WITHOUT_CLASS]
-        return Noisy(scales.into * x, level, noise.target(images, x, scales), torch.stack(goal, 1))
+        u, target = scales.into * x, noise.target(images, x, scales)
+        if self.model.gaussian:  # the network is fitted to what the term leaves
+            target = target - self.model.gaussian.force(u, level)
+        return Noisy(u, level, target, torch.stack(goal, 1))
 
     @torch.no_grad()
     def residual(self, noisy: Noisy) -> Tensor:
@@ -188,8 +191,7 @@ class Denoising(Algorithm):
         self.gradient.refresh()
         with torch.enable_grad():
             energy = self.model.head.guided_energy
-            found = force(self.gradient, energy, noisy.u, noisy.level, noisy.goal, self.model.gaussian)
-            return found - noisy.target
+            return force(self.gradient, energy, noisy.u, noisy.level, noisy.goal, None) - noisy.target
 
     @torch.no_grad()
     def sides(self, noisy: Noisy, residual: Tensor) -> tuple[Tensor, Tensor]:

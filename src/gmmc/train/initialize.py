@@ -53,7 +53,7 @@ def choose_start(cfg: Config, data: Dataset) -> tuple[str, str]:
         return "", "beginning with random weights: model.dim=0 has no last layer that learns"
     for name in shipped.names():
         model = model_file.load(shipped.SHIPPED / name)
-        if model.shape == data.shape and is_transfer(model, data) and takes_same_input(model, cfg):
+        if model.shape == data.shape and is_transfer(model, data) and fits_noise(model, cfg):
             return name, ""
     trained = " trained by denoising" if cfg.noise_conditional else ""
     rule = f"no shipped model{trained} has other classes and images of"
@@ -157,6 +157,18 @@ def takes_same_input(start: Classifier, cfg: Config) -> bool:
     return (start.denoising is not None) == cfg.noise_conditional
 
 
+def has_same_term(start: Classifier, cfg: Config) -> bool:
+    """Whether both energies have the same kind of Gaussian term, for which their networks are trained."""
+    theirs, ours = start.denoising, cfg.denoising
+    if theirs is None or theirs.gaussian != ours.gaussian:
+        return theirs is None
+    return ours.gaussian == "isotropic" or theirs.sigma_data == ours.sigma_data
+
+
+def fits_noise(start: Classifier, cfg: Config) -> bool:
+    return takes_same_input(start, cfg) and has_same_term(start, cfg)
+
+
 def check_input(start: Classifier, cfg: Config) -> None:
     """Refuse a network that takes noise levels where the recipe's does not, or the other way round."""
     if not takes_same_input(start, cfg):
@@ -165,10 +177,10 @@ def check_input(start: Classifier, cfg: Config) -> None:
             f"train.start must be trained by train.algorithm={cfg.train.algorithm}, as this recipe is, "
             f"got {trained}: only one of the two networks takes noise levels"
         )
-    if start.gaussian is not None and cfg.denoising.gaussian != "fitted":
+    if not has_same_term(start, cfg):
         raise InputError(
-            f"denoising.gaussian must be fitted with train.start={cfg.train.start}, whose network was "
-            f"trained beside such a Gaussian term, got {cfg.denoising.gaussian}"
+            "denoising.gaussian and denoising.sigma_data must be those of train.start, whose network was "
+            f"trained beside their Gaussian term, got {cfg.denoising.gaussian}, {cfg.denoising.sigma_data:g}"
         )
 
 
