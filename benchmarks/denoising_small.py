@@ -65,14 +65,17 @@ SMALL = (
     *("train.log_every=100", "train.valid_every=2"),
 )
 GAUSSIAN = ("denoising.gaussian=fitted",)
+NOISE = ("denoising.sigma_mean=-0.8", "denoising.sigma_std=1.4")  # more of the highest levels
 LONG = ("generative.epochs=24", "train.valid_every=4")
 RUNS: dict[str, tuple[str, ...]] = {
     "base": (),
     "base-seed-1": ("train.seed=1",),
+    "noise": NOISE,
+    "step": ("denoising.h=0.05",),
     "gaussian": GAUSSIAN,
     "gaussian-seed-1": (*GAUSSIAN, "train.seed=1"),
-    "gaussian-noise": (*GAUSSIAN, "denoising.sigma_mean=-0.8", "denoising.sigma_std=1.4"),
-    "gaussian-h": (*GAUSSIAN, "denoising.h=0.05"),
+    "gaussian-noise": (*GAUSSIAN, *NOISE),
+    "gaussian-step": (*GAUSSIAN, "denoising.h=0.05"),
     "gaussian-attention": (*GAUSSIAN, "model.backbone=smooth-10-1-attention"),
     "gaussian-class-.15": (*GAUSSIAN, "denoising.class_weight=0.15"),
     "gaussian-class-.015": (*GAUSSIAN, "denoising.class_weight=0.015"),

@@ -7,10 +7,12 @@ from markdown import results, table
 RUNS = {
     "base": "isotropic term",
     "base-seed-1": "the same, seed 1",
+    "noise": "isotropic, ln σ ~ N(−.8, 1.4²)",
+    "step": "isotropic, h = .05",
     "gaussian": "fitted term",
     "gaussian-seed-1": "the same, seed 1",
     "gaussian-noise": "… ln σ ~ N(−.8, 1.4²)",
-    "gaussian-h": "… h = .05",
+    "gaussian-step": "… h = .05",
     "gaussian-attention": "… attention",
     "gaussian-class-.15": "… class_weight .15",
     "gaussian-class-.015": "… class_weight .015",
