@@ -84,7 +84,7 @@ SEED = 0
 TRIAL_SECONDS = 15.0
 OVERHEAD, GRID = 60.0, 90.0  # seconds beside the training of a run, until one is known; of the chains
 REHEARSAL = (
-    *("train.engine=auto", "train.batch_size=32", "generative.warmup=5"),
+    *("train.engine=auto", "train.batch_size=32", "denoising.class_images=16", "generative.warmup=5"),
     *("train.log_every=2", "train.checkpoint_seconds=5", "sample.steps=4"),
 )
 REHEARSED = {  # in place of values that a tiny training would not notice
@@ -106,8 +106,7 @@ def recipe(changes: tuple[str, ...], arguments: argparse.Namespace) -> Config:
         return recipes.load(RECIPE, [*COMMON, *changes, *arguments.change])
     changes = tuple(REHEARSED.get(change, change) for change in changes)
     digits = () if arguments.data else ("data.name=digits", *ON_DIGITS)
-    small = ("denoising.class_images=16", "train.ema=0.9")
-    cfg = recipes.load(RECIPE, [*COMMON, *REHEARSAL, *small, *digits, *changes, *arguments.change])
+    cfg = recipes.load(RECIPE, [*COMMON, *REHEARSAL, *digits, *changes, *arguments.change])
     tiny = cfg.model.backbone.replace("28-4", "10-1").replace("28-6", "10-2")
     return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, backbone=tiny))
 

@@ -220,8 +220,8 @@ class DenoisingConfig(AugmentConfig):
     """
 
     sigma_data: float = _number(0.5, at_least=1e-3, at_most=100)  # σ_d, the standard deviation of the data
-    # Gaussian term of the energy: the variance σ_d² in all directions, or in coarse ones that of the training
-    # images, where it is larger. See networks/gaussian_term.py.
+    # Gaussian term of the energy: the variance σ_d² in all directions, or that of the training images where
+    # it is larger. See networks/gaussian_term.py.
     gaussian: Literal["isotropic", "fitted"] = "isotropic"
     sigma_mean: float = _number(-1.2, at_least=-20, at_most=20)  # ln σ ~ N(sigma_mean, sigma_std²)
     sigma_std: float = _number(1.2, above=0, at_most=10)
