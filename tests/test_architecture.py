@@ -117,7 +117,7 @@ def test_predicting_imports_what_it_needs(run, tmp_path):
     parts = {name.split(".")[1] for name in ours(modules) if "." in name}
     assert not parts & {"bench", "evaluations", "fid", "generate", "report", "train"}
     assert not {"gmmc.data.parquet", "gmmc.data.sources", "sklearn", "pyarrow"} & modules
-    assert len(ours(modules)) <= 64, sorted(ours(modules))
+    assert len(ours(modules)) <= 66, sorted(ours(modules))
     assert not {"torch._dynamo", "sympy"} & (modules - loaded("import torch"))  # they take a second
 
 

@@ -80,7 +80,7 @@ def test_an_unknown_set_of_other_images_is_not_taken_for_noise():
     [
         (["train", "digit"], ["'digit'", "did you mean 'digits'"]),
         (["train", "recipes/digits.toml"], ["'recipes/digits.toml'", "does not exist", "'digits'"]),
-        (["train", "cifar10"], ["'cifar10-dis'", "'cifar10-gen'", "'cifar10-joint'"]),
+        (["train", "cifar"], ["'cifar10'", "'cifar10-dis'", "'cifar10-gen'"]),
         (["train", "here"], ["'here'", "is a folder"]),
         (["train", "nowhere.toml"], ["'nowhere.toml'", "does not exist", "vectors"]),
         (["train", "photos"], ["'photos'", "does not exist", "data.name=FOLDER"]),
