@@ -70,6 +70,7 @@ RUNS: dict[str, tuple[str, ...]] = {  # in the order in which they are made
     ),
     "class-.1": ("denoising.class_weight=0.1",),
     "lr-high": ("generative.lr=1.4e-3",),
+    "step": ("denoising.h=0.1",),
     "class-.01": ("denoising.class_weight=0.01",),
     "colour": ("generative.colour=0.4",),
     "attention": ("model.backbone=smooth-28-4-attention",),

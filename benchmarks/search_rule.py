@@ -29,6 +29,7 @@ SLACK = 1e-9  # a difference of exactly a bound is within it
 QUESTIONS = {
     "Which decay of the averaged weights?": ("base",),
     "Gaussian term: fitted, or isotropic?": ("base", "isotropic"),
+    "Which step of the finite difference?": ("base", "step"),
     "Which network at equal time?": ("base", "width-6", "attention", "scales-3"),
     "Is the class term regularised more, and how?": ("base", "colour", "decay-smoothing"),
     "Which weight of the class term?": ("base", "class-.1", "class-.01"),
