@@ -31,6 +31,16 @@ def base(rule):
     return rule["Candidate"]("base", "0.9995", 30.0, 0.4, 0.93, 0.8, 6)
 
 
+def entry(fid):
+    """A run that differs from others by its FID alone."""
+    found = {
+        "values": {"fresh/fid": fid, "top1": 0.9},
+        "intervals": {"fresh/fid": (fid - 0.5, fid + 0.5)},
+        "cutout": {"log_density": 0.8},
+    }
+    return {"averages": {"0.9995": found}, "parameters": 6}
+
+
 class TestRule:
     def test_a_lower_fid_wins_beyond_a_tie(self, rule, base):
         better = replace(base, run="better", fid=28.9, accuracy=0.928, parameters=13)
@@ -62,14 +72,6 @@ class TestRule:
         assert rule["choose"]([base, replace(better, **within)], base).run == "better"
 
     def test_questions_are_answered_when_their_runs_are_there(self, rule):
-        def entry(fid):
-            found = {
-                "values": {"fresh/fid": fid, "top1": 0.9},
-                "intervals": {"fresh/fid": (fid - 0.5, fid + 0.5)},
-                "cutout": {"log_density": 0.8},
-            }
-            return {"averages": {"0.9995": found}, "parameters": 6}
-
         assert rule["decisions"]({}) == {}
         one = rule["decisions"]({"base": entry(30.0)})
         assert len(one) == 1
@@ -122,17 +124,11 @@ class TestOrder:
 
         def run(name, changes, data, arguments):
             names.append(name)
-            fid = {"lr-high": 20.0, "width-6": 10.0}.get(name, 30.0)
-            found = {
-                "values": {"fresh/fid": fid, "top1": 0.9},
-                "intervals": {"fresh/fid": (fid - 0.5, fid + 0.5)},
-                "cutout": {"log_density": 0.8},
-            }
-            entry = {"changes": [*changes], "averages": {"0.9995": found}, "parameters": 6}
+            made = entry({"lr-high": 20.0, "width-6": 10.0}.get(name, 30.0)) | {"changes": [*changes]}
             place = arguments.runs / name
             place.mkdir(parents=True)
             (place / "model.safetensors").touch()
-            return entry | {"seconds_beside": 20.0, "training": {"images_per_second": 1.0}}
+            return made | {"seconds_beside": 20.0, "training": {"images_per_second": 1.0}}
 
         def by_sampling(place, data, arguments):
             return {
@@ -204,14 +200,6 @@ def test_chains_are_chosen_by_more_than_a_tie(rule):
 
 
 def test_the_rule_decides_whether_a_winner_is_adopted(rule):
-    def entry(fid):
-        found = {
-            "values": {"fresh/fid": fid, "top1": 0.9},
-            "intervals": {"fresh/fid": (fid - 0.5, fid + 0.5)},
-            "cutout": {"log_density": 0.8},
-        }
-        return {"averages": {"0.9995": found}, "parameters": 6}
-
     assert rule["adopted"]({"base": entry(30.0), "w": entry(20.0)}, "w")
     assert not rule["adopted"]({"base": entry(30.0), "w": entry(29.5)}, "w")
     assert not rule["adopted"]({"base": entry(30.0), "w": {"averages": {}}}, "w")

@@ -110,8 +110,8 @@ class TestAttention:
         found = (ours(x) - x).flatten(2).mT
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 
-    def test_the_number_of_heads_divides_the_width(self):
-        assert (Attention(192).heads, Attention(176).heads, Attention(8).heads) == (3, 2, 1)
+    def test_heads_are_64_channels_wide(self):
+        assert (Attention(192).heads, Attention(64).heads, Attention(16).heads) == (3, 1, 1)
 
     def test_a_permutation_of_places_permutes_the_outputs(self):
         attention, x = Attention(16), torch.randn(2, 16, 4, 4)

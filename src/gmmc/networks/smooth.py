@@ -65,9 +65,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.heads = max(1, width // HEAD_WIDTH)
-        while width % self.heads:
-            self.heads -= 1
+        self.heads = max(1, width // HEAD_WIDTH)  # the last stage is as wide as some heads
         self.norm = GroupNorm(width)
         self.query_key_value = nn.Conv2d(width, 3 * width, 1)
         self.out = nn.Conv2d(width, width, 1)
